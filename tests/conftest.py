@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from kvmesh.child import bound_command
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries, redis_command
+from tests.patience import Patience
 
 _START_S_MAX = 15.0
 
@@ -154,8 +154,8 @@ def needs_images() -> Callable[..., None]:
 
 
 def _wait_for_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + _START_S_MAX
-    while time.monotonic() < deadline_s:
+    bound = Patience(_START_S_MAX)
+    while not bound.is_over:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except ConnectionRefusedError:

@@ -36,6 +36,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from tests.patience import patience
 from tests.raw_frames import (
     CANCEL,
     PREFACE,
@@ -327,7 +328,7 @@ class RawConnection:
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         """Wait until `condition`, checked after each read of the socket. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
+        async with patience(timeout_s):
             while not condition():
                 if self.is_closed:
                     raise ConnectionError(f"the peer closed the connection, goaway {self.goaway}")

@@ -21,6 +21,7 @@ from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from kvmesh.router.v1 import router_pb2, router_pb2_grpc
+from tests.patience import Patience
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX = 60.0
@@ -215,16 +216,20 @@ async def until(
     *,
     every_s: float = 0.005,
 ) -> float:
-    """Wait until `condition` is true; return the seconds. Raises AssertionError naming `what`."""
+    """Wait until `condition` is true; return the seconds. Raises AssertionError naming `what`.
+
+    `timeout_s`: seconds of a quiet machine.
+    """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
+    bound = Patience(timeout_s)
     while True:
         holds = condition()
         if isinstance(holds, Awaitable):
             holds = await holds
         if holds:
             return loop.time() - began_s
-        assert loop.time() - began_s < timeout_s, f"not within {timeout_s:g} s: {what}"
+        assert not bound.is_over, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(every_s)
 
 

@@ -33,6 +33,6 @@ async def _scrape(mesh: Mesh, name: str) -> str:
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=20) as answer:
         text: str = answer.read().decode()
         return text

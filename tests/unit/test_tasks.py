@@ -10,6 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.tasks import end, persist
+from tests.patience import patience
 
 
 async def test_work_that_fails_is_run_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -41,7 +42,7 @@ async def test_work_that_fails_is_run_again(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("a bug here, too")
 
     task = asyncio.create_task(persist(work, "work", pause_s=0.001, on_failure=on_failure))
-    async with asyncio.timeout(5):
+    async with patience(5):
         await went_on.wait()
     assert not task.done() and put_in_order == 4
     told = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
@@ -66,7 +67,7 @@ async def test_tasks_that_swallow_a_cancel_are_ended_all_the_same() -> None:
 
     task = asyncio.create_task(deaf())
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with patience(5):
         await end([task])
     assert task.cancelled() and swallowed == 2
 
@@ -85,7 +86,7 @@ async def test_a_cancel_that_meets_an_error_of_redis_is_a_cancel(error: Exceptio
             raise error from None
 
     task = asyncio.create_task(persist(lambda: link.guarded(library()), "library", pause_s=60.0))
-    async with asyncio.timeout(5):
+    async with patience(5):
         await is_waiting.wait()
         task.cancel()
         await asyncio.wait([task])

@@ -19,6 +19,7 @@ from tests.integration.containers.network import private_network
 from tests.integration.containers.part import ContainerPart, Recipe
 from tests.integration.containers.plan import IMAGES
 from tests.integration.containers.reaper import Reaper
+from tests.patience import Patience
 
 NODES: Final = 3
 SLOTS: Final = 16384
@@ -47,9 +48,9 @@ class Cluster:
             ask(node, "CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         for host in self.hosts[1:]:
             ask(self.nodes[0], "CLUSTER", "MEET", host, PORT)
-        deadline_s = time.monotonic() + START_S_MAX
+        bound = Patience(START_S_MAX)
         while not all(self._is_whole(node) for node in self.nodes):
-            assert time.monotonic() < deadline_s, "the nodes do not find each other"
+            assert not bound.is_over, "the nodes do not find each other"
             time.sleep(0.05)
 
     def forget_scripts(self) -> None:
@@ -120,8 +121,8 @@ def running() -> Iterator[Cluster]:
 
 
 def _wait_for(node: redis.Redis) -> None:
-    deadline_s = time.monotonic() + START_S_MAX
-    while time.monotonic() < deadline_s:
+    bound = Patience(START_S_MAX)
+    while not bound.is_over:
         with suppress(NotThere, redis.TimeoutError):
             ask(node, "PING")
             return

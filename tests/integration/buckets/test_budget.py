@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -36,6 +35,7 @@ from kvmesh.buckets.operations import (
 from kvmesh.buckets.wire import keys
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
+from tests.patience import patience
 
 MESH, LEASE_S = "budget-test", 15.0
 DAY_MS = 86_400_000
@@ -487,7 +487,7 @@ async def test_the_clock_is_the_servers(redis_url: str) -> None:
     ledger = Ledger(link, MESH)
     fast = Account("fast", (Scope("tenant:fast", Limit(0, 0, 60_000_000, 1000, 0)),))
     await ledger.run([Reserve(fast, "all", 1000, LEASE_S)])
-    async with asyncio.timeout(5):
+    async with patience(5):
         while isinstance((await ledger.run([Reserve(fast, "again", 1000, LEASE_S)]))[0], Denied):
             pass
     await link.close()

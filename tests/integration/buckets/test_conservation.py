@@ -26,6 +26,7 @@ from kvmesh.buckets.operations import Denied, Granted, LedgerTotals, Reserve, Se
 from kvmesh.redis_binary import redis_binaries, redis_command
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from tests.integration.buckets.frontend_process import LEASE_S, LIMIT, MAX_OUTPUT, caller
+from tests.patience import patience
 
 FRONTENDS, KILLED_EARLY, KILLED_LATE = 8, 2, 2
 LOAD_S = 3.0
@@ -146,7 +147,7 @@ class Load:
 
     async def settling(self) -> None:
         """Wait until every frontend has settled a request."""
-        async with asyncio.timeout(40):
+        async with patience(40):
             while not all(b"SETTLE" in self._log(name) for name in self.processes):
                 assert all(process.poll() is None for process in self.processes.values()), self.errors()
                 await asyncio.sleep(0.02)
@@ -232,7 +233,7 @@ async def test_what_frontends_charge_is_bounded_and_conserved(load: Load) -> Non
 
     before = time.monotonic()
     load.kill(late)
-    async with asyncio.timeout(10):
+    async with patience(10):
         await _everything_is_free(ledger)
     back_s = time.monotonic() - before
     sampling.cancel()
@@ -296,7 +297,7 @@ def _sums(amounts: list[tuple[float, int]], times_s: Floats) -> Floats:
 
 
 async def _answers(ledger: Ledger) -> None:
-    async with asyncio.timeout(20):
+    async with patience(20):
         while True:
             try:
                 await ledger.run([Show(SEARCH)])

@@ -23,6 +23,7 @@ from redis import Redis
 from kvmesh.child import bound_command
 from kvmesh.redis_url import VARIABLE
 from tests.one_redis import ONE_REDIS
+from tests.patience import Patience
 
 pytestmark = ONE_REDIS
 
@@ -49,8 +50,8 @@ KVMESH = [sys.executable, "-c", "from kvmesh.cli.main import main; main()"]
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Return the first true answer of `condition`. Raises AssertionError."""
-    end_s = time.monotonic() + WITHIN_S
-    while time.monotonic() < end_s:
+    bound = Patience(WITHIN_S)
+    while not bound.is_over:
         found = condition()
         if found:
             return found

@@ -20,6 +20,7 @@ from kvmesh.child import bound_command
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import is_alive, read_meshes
 from kvmesh.redis_url import VARIABLE
+from tests.patience import Patience
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -93,9 +94,9 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.P
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Wait until `condition` holds. Raises AssertionError."""
-    end_s = time.monotonic() + WITHIN_S
+    bound = Patience(WITHIN_S)
     while not condition():
-        assert time.monotonic() < end_s, f"not within {WITHIN_S:g} s: {what}"
+        assert not bound.is_over, f"not within {WITHIN_S:g} s: {what}"
         time.sleep(POLL_S)
 
 

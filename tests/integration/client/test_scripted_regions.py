@@ -17,6 +17,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.scripted_frontend import IDS, Script, ScriptedFrontend, begin, scripted, well
 from tests.integration.client.test_silence import cabled
 from tests.integration.harness import until
+from tests.patience import patience
 
 RETRY_POLICY = RetryPolicy(
     probe_after_s=0.4, probe_timeout_s=0.8, sends_max=6, rest_min_s=1.0, rest_max_s=4.0
@@ -152,7 +153,7 @@ async def test_a_region_that_drains_is_left_until_it_serves_again(two: Two) -> N
     for each in two.eu:
         each.is_draining = False
     back_s = loop.time()
-    async with asyncio.timeout(20):
+    async with patience(20):
         while two.counts()[0] == asked:
             await two.client.generate("x").all()
     assert loop.time() - back_s >= RETRY_POLICY.rest_min_s

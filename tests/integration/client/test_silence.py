@@ -21,6 +21,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.certificates import MESH, Folder
 from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, begin, scripted, stalls, well
 from tests.integration.harness import until
+from tests.patience import patience
 
 RETRY_POLICY = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
 """A little shorter than the defaults."""
@@ -60,7 +61,7 @@ async def test_a_frontend_with_a_hanging_event_loop_is_left(after: int) -> None:
                 await client.generate("x").all()
             assert len(hung.requests) == seen
             hung.is_hung, hung.script = False, well
-            async with asyncio.timeout(20):
+            async with patience(20):
                 while len(hung.requests) == seen:
                     await client.generate("x").all()
                     await asyncio.sleep(0.02)

@@ -20,6 +20,7 @@ from kvmesh.control.v1 import snapshot_pb2_grpc as snapshot_stubs
 from kvmesh.membership.member import Member
 from kvmesh.redis_link import RedisLink
 from kvmesh.service_options import ServiceOptions
+from tests.patience import patience
 
 WITHIN_S = 15.0
 
@@ -34,7 +35,7 @@ POOLS = {
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
     """Wait for a condition. Raises AssertionError."""
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with patience(WITHIN_S):
             while True:
                 found = condition()
                 if found if isinstance(found, bool) else await found:
@@ -101,7 +102,7 @@ async def watching(
 
 async def snapshot_of(call: Watching) -> pb.Snapshot:
     """Return the next snapshot of a stream."""
-    async with asyncio.timeout(WITHIN_S):
+    async with patience(WITHIN_S):
         while True:
             message = await call.read()
             assert isinstance(message, pb.WatchResponse), "the stream ended"

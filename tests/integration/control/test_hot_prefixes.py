@@ -25,6 +25,7 @@ from services.router.main import Router
 from tests.certificates import Folder
 from tests.integration.harness import until
 from tests.integration.router.hot_routers import hot_router, remember
+from tests.patience import patience
 
 NOWHERE = "127.0.0.1:1"
 
@@ -175,7 +176,7 @@ async def test_a_name_that_does_not_resolve_in_time_holds_nothing_back() -> None
     async with two_routers(config) as (one, _):
         remember(one, range(100))
         dialer = StuckDialer(MonotonicClock())
-        async with asyncio.timeout(20):
+        async with patience(20):
             record = await asked(config, named(one), ("x", NOWHERE), dialer=dialer, timeout_s=1.0)
         assert len(record.prefixes) == 1 and record.incomplete == ("x",)
 

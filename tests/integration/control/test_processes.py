@@ -61,7 +61,7 @@ async def start(own_redis: RedisServer, tmp_path: Path) -> AsyncIterator[Started
 
 def scraped(url: str) -> dict[str, float]:
     """Return the metrics without labels."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=20) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {each.name: each.value for family in families for each in family.samples if not each.labels}
 
@@ -70,7 +70,7 @@ async def state_of(part: Part) -> pb.ControlPlane | None:
     """Return the state of a process; None: it does not answer."""
     async with operator(part.address) as stub:
         try:
-            return (await stub.GetControlPlane(pb.GetControlPlaneRequest(), timeout=1)).control_plane  # type: ignore[no-any-return]  # the stub is untyped
+            return (await stub.GetControlPlane(pb.GetControlPlaneRequest(), timeout=5)).control_plane  # type: ignore[no-any-return]  # the stub is untyped
         except grpc.aio.AioRpcError:
             return None
 
@@ -173,7 +173,7 @@ async def test_a_flushed_redis_elects_one_leader_in_a_higher_term(
 async def publishes(part: Part) -> bool:
     async with operator(part.address) as stub:
         try:
-            return (await stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=1)).snapshot.HasField("name")  # type: ignore[no-any-return]  # the stub is untyped
+            return (await stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=5)).snapshot.HasField("name")  # type: ignore[no-any-return]  # the stub is untyped
         except grpc.aio.AioRpcError:
             return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from typing import Any
@@ -29,6 +28,7 @@ from tests.integration.control.control_process import (
     watching,
 )
 from tests.integration.router.conftest import RedisServer
+from tests.patience import patience
 
 PROCESSES = (("router", 0), ("prefill", 0), ("decode", 0), ("decode", 1))
 MEMBERS = (
@@ -283,7 +283,7 @@ async def test_a_rollout_starts_is_followed_and_aborted(url: str, redis: RedisLi
         assert {each.rollout.rollout for each in seen} == {started.rollout}
         abort = pb.ChangeRolloutRequest(change=pb.ChangeRolloutRequest.CHANGE_ABORT, reason="wrong weights")
         assert (await stub.ChangeRollout(abort)).rollout.state == snapshot_pb2.ROLLOUT_STATE_ABORTED
-        async with asyncio.timeout(10):
+        async with patience(10):
             while (state := await following.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # stubs lack it
                 seen.append(state)
         assert seen[-1].rollout.state == snapshot_pb2.ROLLOUT_STATE_ABORTED

@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.snapshot.content import Content, PoolTrack, Track
 from kvmesh.snapshot.published import JUMP_MAX, Published, Term, publish
 from tests.integration.router.conftest import RedisServer
+from tests.patience import patience
 
 MESH = "kvmesh"
 LEADER = "kvmesh:control:leader"
@@ -74,7 +75,7 @@ async def read(one: Store) -> StoreRead:
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not await condition():
             await asyncio.sleep(0.02)
 

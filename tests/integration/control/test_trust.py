@@ -122,10 +122,10 @@ async def test_another_mesh_and_plain_text_reach_nothing(
     async with leading(url, config=config) as one:
         async with called_by(one, foreign, "operator") as channel:
             stub: Any = control_pb2_grpc.ControlPlaneServiceStub(channel)
-            fault = await fault_of(stub.GetControlPlane(pb.GetControlPlaneRequest(), timeout=5))
+            fault = await fault_of(stub.GetControlPlane(pb.GetControlPlaneRequest(), timeout=20))
             assert fault is not None and fault.code is grpc.StatusCode.UNAVAILABLE
         async with operator(one.server.address) as plain:
-            fault = await fault_of(plain.GetControlPlane(pb.GetControlPlaneRequest(), timeout=5))
+            fault = await fault_of(plain.GetControlPlane(pb.GetControlPlaneRequest(), timeout=20))
             assert fault is not None and fault.code is grpc.StatusCode.UNAVAILABLE
 
 

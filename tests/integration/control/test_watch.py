@@ -26,6 +26,7 @@ from tests.integration.control.control_process import (
     until,
     watching,
 )
+from tests.patience import patience
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def quick_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def end_of(call: Watching) -> grpc.StatusCode:
     """Return the status of a stream that ends."""
-    async with asyncio.timeout(WITHIN_S):
+    async with patience(WITHIN_S):
         while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # stubs lack it
             pass
         return await call.code()
@@ -45,7 +46,7 @@ async def end_of(call: Watching) -> grpc.StatusCode:
 async def refused(call: Watching) -> str:
     """Return field and range of the refusal that ends a stream."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        async with asyncio.timeout(WITHIN_S):
+        async with patience(WITHIN_S):
             while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # stubs lack it
                 pass
     details = from_rpc_error(error.value)
@@ -79,7 +80,7 @@ async def test_each_receiver_gets_heartbeats_within_two_seconds(
     monkeypatch.setattr(loop, "HEARTBEAT_S", 0.05)
     async with leading(url) as one, watching(one.server.address, hello()) as call:
         await snapshot_of(call)
-        async with asyncio.timeout(2), watching(one.server.address, hello("router-0", "router")) as other:
+        async with patience(2), watching(one.server.address, hello("router-0", "router")) as other:
             await snapshot_of(other)
             for each in (call, other, call, other):
                 assert await each.read() == pb.WatchResponse()
@@ -105,7 +106,7 @@ async def test_a_leader_that_stops_tells_its_receivers_at_once(url: str) -> None
             await snapshot_of(call)
             term = two.core.leadership.term
             two.server.stop()
-            async with asyncio.timeout(3):
+            async with patience(3):
                 while True:
                     message = await call.read()
                     assert isinstance(message, pb.WatchResponse)

@@ -16,6 +16,7 @@ import tritonclient.grpc.aio as triton
 
 from kvmesh.ports import free_ports
 from tests.integration.harness import own_loopback
+from tests.patience import Patience
 
 _ROOT = Path(__file__).resolve().parents[3]
 _READY_TIMEOUT_S = 45.0
@@ -35,8 +36,8 @@ class Server:
 
     def wait_ready(self) -> None:
         """Wait until the model is ready; fail with the log if the process ends before."""
-        deadline_s = time.monotonic() + _READY_TIMEOUT_S
-        while time.monotonic() < deadline_s:
+        bound = Patience(_READY_TIMEOUT_S)
+        while not bound.is_over:
             if self.process.poll() is not None:
                 raise AssertionError(f"tritonserver ended: {self.log.read_text()[-2000:]}")
             try:

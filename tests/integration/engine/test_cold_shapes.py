@@ -1,19 +1,19 @@
 """Cold shapes of a real tritonserver: steps that take longer after boot, counted in its load reports."""
 
-import asyncio
 import time
 from contextlib import aclosing
 from pathlib import Path
 
 from kvmesh.triton.tensors import load_of
 from tests.integration.engine.servers import Client, launch
+from tests.patience import patience
 
 _COLD_S = 0.4
 
 
 async def _await_cold_steps(client: Client, expected: int) -> None:
     """Return when a load report counts so many cold steps; fail if it counts more."""
-    async with asyncio.timeout(10.0), aclosing(client.subscribe("load_report")) as reports:
+    async with patience(10.0), aclosing(client.subscribe("load_report")) as reports:
         async for report in reports:
             cold = load_of(report).cold_steps
             assert cold is not None and cold <= expected

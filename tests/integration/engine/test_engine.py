@@ -17,6 +17,7 @@ from engines.reference.sampling import SamplingParams
 from engines.reference.tensors import INPUTS, OUTPUTS
 from tests.integration.engine.conftest import BLOCK_TOKENS, BLOCKS
 from tests.integration.engine.servers import Client, Server, launch, request
+from tests.patience import patience
 from tests.unit.engine.engines import CONFIG, running
 
 _SAMPLED = {"temperature": 0.9, "runtime_top_p": 0.9, "seed": 11}
@@ -28,7 +29,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 async def _wait_for_load(client: Client, timeout_s: float = 3.0, **wanted: int) -> dict[str, Any]:
     """Return the first load report with these values."""
-    async with asyncio.timeout(timeout_s), aclosing(client.subscribe("load_report")) as reports:
+    async with patience(timeout_s), aclosing(client.subscribe("load_report")) as reports:
         async for report in reports:
             if all(report[name] == value for name, value in wanted.items()):
                 return report
@@ -208,7 +209,7 @@ async def test_events_replay_to_exactly_the_cache(prefill: Client) -> None:
         for prompt in prompts:
             assert (await prefill.run(prompt, 3)).error is None
         report = await _wait_for_load(prefill, sequences_running=0)
-        async with asyncio.timeout(3.0):
+        async with patience(3.0):
             last = chain_hashes(np.array(prompts[-1], dtype=np.int32), BLOCK_TOKENS, root_hash(b""))[-1]
             while last not in cached or len(cached) != report["blocks_cached"]:
                 message = await anext(messages)
@@ -260,7 +261,7 @@ def _stubs(prefix: str) -> list[int]:
 
 
 async def _gone(prefix: str) -> None:
-    async with asyncio.timeout(5.0):
+    async with patience(5.0):
         while _stubs(prefix):
             await asyncio.sleep(0.05)
 

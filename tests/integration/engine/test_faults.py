@@ -9,11 +9,12 @@ import grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.engine.servers import Client, launch, request
+from tests.patience import patience
 
 
 async def _await_report(client: Client, *, resident_min_bytes: int = 1, **wanted: int) -> dict[str, Any]:
     """Return the first load report with these values and this much memory."""
-    async with asyncio.timeout(10.0), aclosing(client.subscribe("load_report")) as reports:
+    async with patience(10.0), aclosing(client.subscribe("load_report")) as reports:
         async for report in reports:
             is_large = report["resident_bytes"] >= resident_min_bytes
             if is_large and all(report[name] == value for name, value in wanted.items()):
@@ -29,7 +30,7 @@ def _write(path: Path, text: str) -> None:
 
 async def _until_error(client: Client, expected: str | None) -> None:
     """Send requests until their error is the expected one."""
-    async with asyncio.timeout(5.0):
+    async with patience(5.0):
         while (error := (await client.run([20] * 9, 20)).error) != expected:
             await asyncio.sleep(0.02)
     assert error == expected
@@ -38,7 +39,7 @@ async def _until_error(client: Client, expected: str | None) -> None:
 async def _until_hung(client: Client) -> dict[str, Any]:
     """Return the first heartbeat of an engine that runs a sequence and computes no step."""
     steps = -1
-    async with asyncio.timeout(10.0), aclosing(client.subscribe("load_report")) as reports:
+    async with patience(10.0), aclosing(client.subscribe("load_report")) as reports:
         async for report in reports:
             if report["sequences_running"] == 1 and report["steps_total"] == steps:
                 return report
@@ -70,7 +71,7 @@ async def test_faults_begin_and_end_at_a_running_server(tmp_path: Path) -> None:
         call.cancel()
         await _await_report(client, sequences_running=0, sequences_waiting=0, blocks_free=256)
         _write(path, "die=17-23-99")
-        async with asyncio.timeout(10.0):
+        async with patience(10.0):
             while server.process.poll() is None:
                 with suppress(TimeoutError, InferenceServerException, grpc.aio.AioRpcError):
                     await asyncio.wait_for(client.run([17, 23, 99], 8), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from kvmesh.tenants.store import change, read_overrides
 from tests.integration.control.control_process import control, leading, until
 from tests.integration.regions import two_regions
 from tests.integration.router.conftest import RedisServer
+from tests.patience import patience
 
 NAMES = ("eu", "us")
 
@@ -253,7 +253,7 @@ async def test_a_stranger_is_refused_with_the_allowed_regions(redis_servers: Sta
             call = region_pb2_grpc.RegionServiceStub(channel).Federate()  # type: ignore[call-arg]  # stubs want an iterator
             await call.write(pb.FederateRequest(news=pb.RegionNews(region=name, sequence=1)))
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                async with asyncio.timeout(5):
+                async with patience(5):
                     while isinstance(await call.read(), pb.FederateResponse):
                         pass
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -21,6 +21,7 @@ from kvmesh.service_options import ServiceOptions
 from services.frontend.assembly import Frontend
 from services.frontend.surface import served_versions
 from tests.integration.frontend.scripted_router import Pool, serving_router
+from tests.patience import patience
 
 CONFIG = configuration.MeshConfig()
 
@@ -31,7 +32,7 @@ ANSWER_S = 10.0
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
     """Wait until `condition` is true. Raises AssertionError naming `what`."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with patience(timeout_s):
             while not condition():
                 await asyncio.sleep(0.002)
     except TimeoutError:

@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable
 from services.frontend.accounts.budgets import local_buckets
 from services.frontend.accounts.budgets.ledger_writer import LEASE_S, RENEW_S
 from tests.integration.frontend.conftest import until
+from tests.patience import patience
 from tests.unit.frontend.budgets.twin import account
 from tests.unit.frontend.budgets.world import Frontend, Load, admitted, caller, spent
 
@@ -111,7 +112,7 @@ async def test_redis_paused_is_no_outage_and_no_spike(redis: subprocess.Popen[by
 
 async def until_there(link: RedisLink) -> None:
     """Wait until Redis responds."""
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not link.is_connected:
             with suppress(RedisUnavailable):
                 await link.execute("PING")

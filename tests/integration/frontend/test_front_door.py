@@ -26,6 +26,7 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.ports import free_ports
+from tests.patience import patience
 from tests.raw_frames import Metadata, data_frames, framed, headers_frames, request_block
 from tests.raw_http2 import RawConnection, RawStream
 
@@ -72,7 +73,7 @@ class Process:
 async def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
     """Wait until `condition` is true. Raises AssertionError with the result of `what`."""
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with patience(WAIT_S):
             while not condition():
                 await asyncio.sleep(0.02)
     except TimeoutError:
@@ -110,7 +111,7 @@ async def answered(address: str, count: int = 10) -> Counter[str]:
     """Return the errors of calls with too large requests; a call is repeated while the frontend is full."""
     reasons = Counter[str]()
     wrong = pb.GenerateRequest(text="x", limits=pb.Limits(max_output_tokens=1 << 30))
-    async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(address) as channel:
+    async with patience(WAIT_S), grpc.aio.insecure_channel(address) as channel:
         while reasons.total() - reasons["CALLS_FULL"] < count:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await anext(aiter(inference_pb2_grpc.InferenceServiceStub(channel).Generate(wrong)))

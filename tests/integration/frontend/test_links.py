@@ -21,6 +21,7 @@ from services.frontend.requests.retry_budget import RetryBudget
 from services.frontend.requests.retry_state import Limits
 from services.frontend.routers import router_links
 from tests.integration.frontend.conftest import serving_frontend
+from tests.patience import patience
 from tests.unit.pools.leases import lease
 
 
@@ -64,7 +65,7 @@ def up_count(core: FrontendCore) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not condition():
             await asyncio.sleep(0.01)
 

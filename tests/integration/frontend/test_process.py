@@ -26,6 +26,7 @@ from services.frontend.requests.retry_state import ROUTER_WAIT_S
 from services.frontend.surface.service import SERVICE_NAME
 from tests.integration.frontend.scripted_router import Pool, serving_router
 from tests.one_redis import ONE_REDIS
+from tests.patience import patience
 
 COMMAND = [sys.executable, "-m", "services.frontend"]
 
@@ -94,10 +95,10 @@ async def test_health_follows_the_routers_and_not_their_restarts(redis_url: str,
 
             async def until(expected: int, timeout_s: float) -> float:
                 """Wait for that status of the process and of its service; return the seconds since the start."""
-                async with asyncio.timeout(timeout_s):
+                async with patience(timeout_s):
                     for service in ("", SERVICE_NAME):
                         asked = health_pb2.HealthCheckRequest(service=service)
-                        while (await health.Check(asked, timeout=5)).status != expected:
+                        while (await health.Check(asked, timeout=20)).status != expected:
                             await asyncio.sleep(0.02)
                 return time.monotonic() - began_s
 

@@ -39,7 +39,7 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
 
     seen = asyncio.Event()
     stream = asyncio.create_task(_answer(small_mesh, on_tokens=lambda _: seen.set()))
-    await asyncio.wait_for(seen.wait(), 30)
+    await asyncio.wait_for(seen.wait(), 60)
     assert not stream.done()
     await asyncio.to_thread(small_mesh.run, "stop")
     answer = await stream

@@ -149,7 +149,7 @@ def test_a_stopped_engine_and_redis_end_with_status_0(client: docker.DockerClien
             wait_for(container, "healthy")
         for container in (one, other):
             container.stop(timeout=15)
-            assert container.wait(timeout=5)["StatusCode"] == 0
+            assert container.wait(timeout=20)["StatusCode"] == 0
 
 
 async def test_a_stop_lets_running_streams_end(images: None, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kvmesh.attach import frames
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.budget.v1 import budget_pb2
+from tests.patience import patience
 
 
 class Answers:
@@ -87,7 +88,7 @@ class Caller:
 
     async def until(self, is_true: Callable[[], object], timeout_s: float = 20.0) -> None:
         """Wait until `is_true`. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_s):
+        async with patience(timeout_s):
             while not is_true():
                 if self._reader.done():
                     await self._reader  # raises errors that the reading task has found

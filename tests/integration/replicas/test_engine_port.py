@@ -172,7 +172,7 @@ async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path:
         engine = TritonEngine(client, facts, Recorder(), MonotonicClock(), lambda: None)
         for at, kind in enumerate((CallKind.CONTEXT_AND_GENERATION, CallKind.GENERATION_ONLY)):
             engine.start(at, call(kind, f"{at}"))
-        connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(silent), 10)
+        connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(silent), 60)
         for at in range(2):
             engine.cancel(at)
         await until(lambda: not engine.open_calls(), 5, "the calls are over")

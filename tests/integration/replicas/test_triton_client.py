@@ -18,6 +18,7 @@ from kvmesh.triton.errors import CallError, EngineLost, EngineStalled, HandoffLo
 from kvmesh.triton.port import CallKind, EngineCall
 from kvmesh.triton.tensors import RequestTensors, parameters_of
 from tests.integration.harness import until
+from tests.patience import patience
 
 CALL = EngineCall(
     CallKind.GENERATION_ONLY, "r-1", frames.pack_ids([5, 6]), 4, context_phase_params=b"h", kv_peer="a:1"
@@ -192,7 +193,7 @@ async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends:
             connection, _ = await asyncio.to_thread(silent.accept)
             await (closing if ends == "reconnect later" else getattr(client, ends)())
             with pytest.raises(EngineLost):
-                async with asyncio.timeout(10.0):
+                async with patience(10.0):
                     await reading
         await client.close()
         connection.close()

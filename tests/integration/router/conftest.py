@@ -12,6 +12,7 @@ import pytest
 
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink, RedisUnavailable
+from tests.patience import patience
 
 
 class RedisServer:
@@ -44,7 +45,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
         )
         link = RedisLink(self.url)
-        async with asyncio.timeout(10):
+        async with patience(10):
             while True:
                 try:
                     await link.execute("PING")

@@ -16,6 +16,7 @@ from services.router.gossip.peer_routers import known_dispatches
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import Dispatched, Finished, Hit, Started
+from tests.patience import patience
 
 
 class Side:
@@ -54,7 +55,7 @@ class Side:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -131,7 +132,7 @@ async def test_the_stream_is_bounded_though_its_entries_do_not_age(redis_server:
     for _ in range(3):
         await side.link.pipeline([("XADD", "m:dispatches", "*", "c", b"")] * 5000)
     clock.ahead_s = STREAM_TTL_S
-    async with asyncio.timeout(10):
+    async with patience(10):
         while await side.link.execute("XLEN", "m:dispatches") > 1.1 * ENTRIES_MAX:
             await asyncio.sleep(0.01)
     await side.close()
@@ -142,7 +143,7 @@ async def test_the_stream_goes_when_no_router_is_left(redis_server: Any) -> None
     side = Side(redis_server.url, "router-0")
     side.dispatches.set_routers([("router-0", "boot-router-0"), ("router-1", "boot-router-1")])
     try:
-        async with asyncio.timeout(10):
+        async with patience(10):
             while not 0 < await side.link.execute("TTL", "m:dispatches") <= STREAM_TTL_S:
                 await asyncio.sleep(0.01)
     finally:

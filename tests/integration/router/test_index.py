@@ -18,6 +18,7 @@ from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.redis_link import RedisLink
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
+from tests.patience import patience
 
 BLOCK = 4
 SALT = "m"
@@ -122,7 +123,7 @@ async def mesh_on(server: Any, interval_s: float = 30.0) -> AsyncIterator[Mesh]:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -279,7 +280,7 @@ async def test_the_stream_is_trimmed_while_the_clock_of_redis_stands_still(redis
         engine = Engine(1)
         publisher = mesh.publish("a", engine)
         first = last = (ahead_ms, 0)
-        async with asyncio.timeout(15):
+        async with patience(15):
             while first == (ahead_ms, 0):
                 publisher.on_engine_message(engine.store(1))
                 await asyncio.sleep(0.002)

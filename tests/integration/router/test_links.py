@@ -27,6 +27,7 @@ from services.router.forwarding.replica_links import ReplicaHost
 from services.router.forwarding.replicas import Replica
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
+from tests.patience import patience
 
 
 class Quiet:
@@ -89,7 +90,7 @@ async def linked() -> AsyncIterator[tuple[LinkManager[Replica[Attempt]], Forward
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 

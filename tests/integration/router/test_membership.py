@@ -15,6 +15,7 @@ from kvmesh.membership.membership import Membership, read_members
 from kvmesh.membership.registration import Registration
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
+from tests.patience import patience
 
 
 def member(name: str) -> Member:
@@ -42,13 +43,13 @@ async def holder(link: RedisLink) -> str:
 
 async def until_holder(link: RedisLink, wanted: str) -> None:
     """Wait until `wanted` is listed."""
-    async with asyncio.timeout(10):
+    async with patience(10):
         while await holder(link) != wanted:
             await asyncio.sleep(0.01)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -85,7 +86,7 @@ async def test_the_view_survives_the_loss_of_redis_data(redis_server: Any) -> No
         await until(lambda: not link.is_connected)
         await redis_server.start()
         await until(lambda: link.is_connected)
-        async with asyncio.timeout(5):
+        async with patience(5):
             found: list[Member] = []
             while not found:
                 found = await read_members(link, "m")
@@ -103,7 +104,7 @@ async def test_an_old_process_does_not_take_its_successors_lease(redis_server: A
     link = RedisLink(redis_server.url)
     old, new = Registration(link, "m", member("a")), Registration(link, "m", boot("a", "boot-new"))
     task = asyncio.create_task(new.run())
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not await read_members(link, "m"):
             await asyncio.sleep(0.01)
     await old.deregister()
@@ -142,7 +143,7 @@ async def test_a_newer_process_keeps_the_name(
         await until(lambda: not new._changed.is_set())
         assert not new.is_superseded and [task.done() for task in tasks] == [False, False]
         await old.deregister()
-        async with asyncio.timeout(5):
+        async with patience(5):
             while not (found := await read_members(link, "m")) or found[0].kv_address != "z":
                 await asyncio.sleep(0.01)
         assert [m.boot_id for m in found] == ["new"]
@@ -160,7 +161,7 @@ async def test_a_lease_that_comes_back_is_announced(redis_server: Any) -> None:
     task = asyncio.create_task(registration.run())
     subscription = link.subscription()
     try:
-        async with asyncio.timeout(10):
+        async with patience(10):
             while not await read_members(link, "m"):
                 await asyncio.sleep(0.01)
             await subscription.subscribe("m:proc-news")
@@ -196,7 +197,7 @@ async def test_the_name_comes_back_to_the_process_that_lost_it(redis_server: Any
         else:
             second = asyncio.create_task(new.run())
         await until_holder(link, "new")
-        async with asyncio.timeout(5):
+        async with patience(5):
             while not old.is_superseded:
                 await asyncio.sleep(0.01)
         if second is not None:

@@ -19,6 +19,7 @@ from services.router.gossip.dispatch_gossip import DispatchGossip
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.policy import Started
+from tests.patience import patience
 
 OOM = (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"))
 NO_REPLICAS = (
@@ -50,7 +51,7 @@ def member(name: str) -> Member:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -96,7 +97,7 @@ async def test_every_loop_survives_a_redis_that_rejects_writes(
         await control.execute(*fault[0])
         dispatches.publish(Started("router-0", "a" * 32, 0.0))
         await until(lambda: all(one.is_refused for one in registrations))
-        async with asyncio.timeout(2 * LEASE_S):
+        async with patience(2 * LEASE_S):
             while await read_members(control, "m") and fault is not DEMOTED:
                 await asyncio.sleep(0.05)
         assert not any(task.done() for task in tasks)

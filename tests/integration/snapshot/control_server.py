@@ -19,6 +19,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.server import MeshServer
 from kvmesh.snapshot.control_processes import ControlProcess
 from kvmesh.snapshot.published import Published
+from tests.patience import patience
 
 RENEW_S = 0.2
 HEARTBEAT_S = 1.0
@@ -183,7 +184,7 @@ async def running_control(redis_url: str, mesh: str, name: str = "control-0") ->
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 15.0) -> None:
     """Wait for `condition`. Fails with `what`."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with patience(timeout_s):
             while not condition():
                 await asyncio.sleep(PACE_S)
     except TimeoutError:

@@ -33,6 +33,7 @@ from kvmesh.tasks import end
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import Trust
 from tests.integration.snapshot.control_server import ControlServer, running_control, until
+from tests.patience import patience
 from tests.unit.snapshot.test_content import STABLE, split
 
 MESH = "m"
@@ -165,7 +166,7 @@ async def test_a_flushed_board_is_restored_by_any_receiver(redis_url: str, start
     first = await start("router-0")
     assert first.receiver.current == snapshot(3, 5)
     await link.execute("FLUSHALL")
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not isinstance(await board.read(), OnBoard):
             await asyncio.sleep(0.05)
     second = await start("router-1")
@@ -182,7 +183,7 @@ async def test_an_older_board_is_corrected(redis_url: str, start: Start) -> None
     process = await start()
     await link.execute("DEL", board.key)
     await board.write(snapshot(2, 5))
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not (isinstance(found := await board.read(), OnBoard) and found.snapshot == snapshot(9)):
             await asyncio.sleep(0.05)
     assert process.receiver.current == snapshot(9) and process.changes == [snapshot(9)]
@@ -198,7 +199,7 @@ async def test_junk_on_the_board_is_replaced(
     await board.write(snapshot(1))
     await start()
     await link.execute("HSET", board.key, "order", "9" * 50, "data", b"\x00junk")
-    async with asyncio.timeout(10):
+    async with patience(10):
         while not isinstance(await board.read(), OnBoard):
             await asyncio.sleep(0.05)
     assert sum("unreadable" in record.message for record in caplog.records) == 1
@@ -411,7 +412,7 @@ async def test_the_state_folder_outlives_redis(
     await link.execute("FLUSHALL")
     async with running(redis_url, "router-0", tmp_path) as again:
         assert again.changes == [snapshot(5, 10)]
-        async with asyncio.timeout(5):
+        async with patience(5):
             while not isinstance(await Board(link, MESH).read(), OnBoard):
                 await asyncio.sleep(0.05)
     await link.close()

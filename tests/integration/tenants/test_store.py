@@ -20,6 +20,7 @@ from kvmesh.tasks import end
 from kvmesh.tenants.overrides import Override
 from kvmesh.tenants.store import CatalogueStore, change, read_overrides, restore
 from tests.integration.router.conftest import RedisServer
+from tests.patience import patience
 
 CONFIG = build({"tenants": {"search": {"weight": 2.0}, "mail": {}}, "classes": {"batch": {}}})
 TENANTS = "kvmesh:tenants"
@@ -29,7 +30,7 @@ WITHIN_S = 10.0
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with patience(WITHIN_S):
             while not condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:

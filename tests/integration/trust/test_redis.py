@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.certificates import Folder
 from tests.conftest import unused_port
 from tests.integration.generation import generate_all, token_request
 from tests.integration.harness import Mesh, configure, until
+from tests.patience import patience
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 
@@ -115,7 +115,7 @@ async def test_scripts_go_over_tls_as_the_same_user(redis_url: str) -> None:
     """The connection for scripts reads the same settings from the URL."""
     link = RedisLink(redis_url)
     try:
-        async with asyncio.timeout(10):
+        async with patience(10):
             await link.execute("SET", "kvmesh:x", "here")
             assert await link.scripts(Script("return redis.call('GET', KEYS[1])"), [(("kvmesh:x",), ())]) == [
                 b"here"
@@ -144,7 +144,7 @@ async def test_a_rejected_login_raises_redis_away_without_the_password(
     }[spoil]
     link = RedisLink(wrong)
     try:
-        async with asyncio.timeout(10):
+        async with patience(10):
             with pytest.raises(RedisUnavailable) as away:
                 await link.execute("GET", "kvmesh:x")
             with pytest.raises(RedisUnavailable) as script:

@@ -14,6 +14,7 @@ from kvmesh.client import Client, GenerateError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.chaos.plan import FIRST_TOKEN_ID, VOCABULARY, Stream
 from tests.chaos.truth import Truth
+from tests.patience import Patience
 
 PROMPTS: Final = 24
 OUTPUT_TOKENS: Final = (40, 120)
@@ -83,11 +84,10 @@ class Load:
 
     async def more(self, count: int, timeout_s: float = 60.0) -> None:
         """Wait until `count` more streams are complete. Raises AssertionError."""
-        goal, loop = self.completed + count, asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
+        goal, bound = self.completed + count, Patience(timeout_s)
         while self.completed < goal:
             assert not self.failures, self.failures
-            assert loop.time() < until_s, f"{self.completed} of {goal} streams after {timeout_s:g} s"
+            assert not bound.is_over, f"{self.completed} of {goal} streams after {timeout_s:g} s"
             await asyncio.sleep(0.05)
 
     async def _one_after_the_other(

@@ -136,7 +136,7 @@ class WarmMesh(Mesh):
         """Return the lives by replica; none while no leader tells them."""
         for name in self.running("control"):
             with suppress(grpc.aio.AioRpcError):  # a follower, or one that is starting
-                found = await self._warm_up(name).ListLives(warm_up_pb2.ListLivesRequest(), timeout=5)
+                found = await self._warm_up(name).ListLives(warm_up_pb2.ListLivesRequest(), timeout=20)
                 return {each.process_id: each for each in found.lives}
         return {}
 

@@ -72,7 +72,7 @@ async def test_clients_that_never_read_leave_half_of_the_slots_to_others(tmp_pat
             for stream in left:
                 stream.reset()
             await client.ping()
-        await asyncio.wait_for(mesh.idle(20), 30)
+        await asyncio.wait_for(mesh.idle(20), 60)
 
 
 def tokens_of(stream: RawStream) -> int:

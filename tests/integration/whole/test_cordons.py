@@ -159,7 +159,7 @@ class Plane:
     async def health(self, name: str) -> bool:
         """Return whether a process is SERVING."""
         stub = health_pb2_grpc.HealthStub(self.mesh.channel(name))
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 

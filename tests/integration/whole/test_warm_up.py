@@ -89,6 +89,10 @@ async def test_a_frozen_router_holds_a_frontend_back_for_the_bound(tmp_path: Pat
         frontend, router = mesh.parts["frontend-0"], mesh.parts["router-0"]
         assert router.process is not None
         router.process.send_signal(signal.SIGSTOP)
+        # Its lease would end within seconds. Then the frontend would know no router, and would not wait for one.
+        redis = RedisLink(f"redis://{mesh.parts['redis'].address}")
+        assert await redis.execute("PERSIST", f"{config.mesh.name}:proc:router-0") == 1
+        await redis.close()
         try:
             said = set[str]()
             # A busy machine may answer no check within the bound.

@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench import control
+from tests.patience import Patience
 
 SERVICE: Final = "kvmesh.test.Backend"
 TARGET: Final = "xds:///kvmesh"
@@ -56,9 +57,9 @@ class Client:
 
     async def until(self, region: str, within_s: float) -> Mapping[str, Any]:
         """Call until a server of `region` answers. Return the seconds, and those of each error before."""
-        began_s = time.monotonic()
+        began_s, bound = time.monotonic(), Patience(within_s)
         errors: list[float] = []
-        while time.monotonic() - began_s < within_s:
+        while not bound.is_over:
             found = await self._name(self._channel, within_s)
             if found.startswith(f"{region}-"):
                 return {"seconds": time.monotonic() - began_s, "errors": errors}

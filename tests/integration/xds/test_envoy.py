@@ -68,7 +68,7 @@ async def test_envoy_sends_calls_where_the_regions_are(lent: Lent, envoy: Path) 
         region = channel.unary_unary(f"/{SERVICE}/Region", None, None)
 
         async def named(count: int) -> set[bytes]:
-            return {(await name(b"", timeout=5)).partition(b"-")[0] for _ in range(count)}
+            return {(await name(b"", timeout=20)).partition(b"-")[0] for _ in range(count)}
 
         async def goes_to(expected: bytes) -> None:
             async def is_there() -> bool:
@@ -81,8 +81,8 @@ async def test_envoy_sends_calls_where_the_regions_are(lent: Lent, envoy: Path) 
             assert await named(20) == {expected}
 
         await goes_to(b"eu")
-        assert await region(b"", timeout=5) == b"eu"
-        assert await region(b"", timeout=5, metadata=(("kvmesh-region", "ap"),)) == b"ap"
+        assert await region(b"", timeout=20) == b"eu"
+        assert await region(b"", timeout=20, metadata=(("kvmesh-region", "ap"),)) == b"ap"
         publish(ads, eu.told(is_draining=True), us.told())
         await goes_to(b"us")
         publish(ads, eu.told(), us.told())

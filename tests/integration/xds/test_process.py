@@ -110,7 +110,7 @@ async def seen(client: AdsClient, expected: dict[str, int]) -> None:
 
 def scraped(process: Process) -> dict[str, float]:
     """Return the metrics of a process by series."""
-    with urllib.request.urlopen(f"http://{process.metrics_address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{process.metrics_address}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
     return {series: float(value) for series, _, value in pairs}
@@ -156,7 +156,7 @@ async def test_frontends_are_published_as_they_come_drain_and_go(started: Starte
 
             await until(drains, WITHIN_S, "a drain of frontend-0")
             await seen(client, {first: DRAINING, second: HEALTHY})
-            await stub.UncordonReplica(pb.UncordonReplicaRequest(process_id="frontend-0"), timeout=5)
+            await stub.UncordonReplica(pb.UncordonReplicaRequest(process_id="frontend-0"), timeout=20)
             await seen(client, {first: HEALTHY, second: HEALTHY})
         os.kill(started.frontends["frontend-1"].pid, signal.SIGTERM)
         await seen(client, {first: HEALTHY})

@@ -12,6 +12,7 @@ import msgspec
 from kvmesh.attach.link_manager import LinkManager
 from kvmesh.clock import MonotonicClock
 from kvmesh.membership.member import Member
+from tests.patience import patience
 
 
 class Peer:
@@ -97,7 +98,7 @@ async def managed() -> AsyncIterator[tuple[LinkManager[Peer], Peers]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not condition():
             await asyncio.sleep(0)
 

@@ -21,13 +21,14 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
 from kvmesh.request_reader import RequestReader
 from kvmesh.server import SERVER_OPTIONS
+from tests.patience import patience
 
 CLOCK = MonotonicClock()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait until `condition` holds. It polls, so that no test depends on the number of events."""
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(0)
 
@@ -223,7 +224,7 @@ async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPa
         await call.write(pb.AttachRequest(hello=pb.Hello(process_id="x", boot_id="x", protocol_version=1)))
         await until(lambda: bool(echo.outboxes))
         chunk = b"\0" * (256 << 10)
-        async with asyncio.timeout(20):
+        async with patience(20):
             while not echo.closed:
                 if echo.outboxes[0].waiting_bytes < 4 << 20:
                     echo.outboxes[0].tokens(1, 0, chunk)

@@ -17,6 +17,7 @@ from bench.peers.streams import Outcome, Stream
 from bench.peers.worker import Worker, made_up_ids
 from bench.processes import ANY_CORE, Fleet, prepare_kill
 from kvmesh.ports import free_ports
+from tests.patience import patience
 
 TOKENS = 10
 Tamper = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -28,7 +29,7 @@ async def worker(interval_s: float = 0.001) -> AsyncIterator[int]:
     made = Worker("worker-0", interval_s)
     async with await made.serve(0) as server:
         yield server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(10):
+        async with patience(10):
             while made.connection_count:
                 await asyncio.sleep(0.005)
 

@@ -34,6 +34,7 @@ from kvmesh import config
 from kvmesh.config import ConfigError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.inference.v1 import inference_pb2_grpc
+from tests.patience import patience
 
 WIDTH = round(STABLE_S / BIN_S)
 STEADY = 1000
@@ -439,7 +440,7 @@ async def test_clients_converse_in_a_closed_loop_and_send_failed_turns_again(tmp
         with path.open("w", encoding="utf-8") as file:
             client = conversing.Client(stub, load, file, seed=1)
             running_loop = asyncio.create_task(client.run())
-            async with asyncio.timeout(20.0):
+            async with patience(20.0):
                 await frontend.is_enough.wait()
                 client.stop()
                 await running_loop

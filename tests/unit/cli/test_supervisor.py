@@ -21,6 +21,7 @@ from kvmesh.cli.processes import Process
 from kvmesh.cli.readiness import Addresses, ReadyLine
 from kvmesh.cli.supervisor import STOP_S_MAX, Limits, ProcessFailed, ProcessState, Stopped, supervised
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
+from tests.patience import patience
 
 READY = """
 import json, os, signal, sys
@@ -271,7 +272,7 @@ def kept(folder: Path, code: str = LISTENER) -> Process:
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Return once `condition` holds. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
+    async with patience(seconds):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -23,6 +23,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.config import MeshConfig
 from kvmesh.pools import VersionSettings
 from kvmesh.server import SERVER_OPTIONS
+from tests.patience import patience
 from tests.unit.controlplane.rollouts.facts import in_state
 from tests.unit.controlplane.rollouts.test_golden_schedule import member
 
@@ -104,7 +105,7 @@ class Replica:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds."""
-        async with asyncio.timeout(10.0):
+        async with patience(10.0):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

@@ -20,6 +20,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
 from kvmesh.snapshot.control_processes import ControlProcess
 from kvmesh.snapshot.published import Published
+from tests.patience import patience
 from tests.unit.controlplane.test_core import OWN, Driver, Green
 from tests.unit.controlplane.test_takeover import CALM, VERSIONS
 
@@ -82,7 +83,7 @@ async def test_a_snapshot_that_redis_missed_is_recorded_later(
     tasks = [asyncio.create_task(work, name=name) for name, work in loop.background()]
     driver.core.on_store(StoreRead({}, None, None, 0), driver.now_s)
     loop.touch()
-    async with asyncio.timeout(5):
+    async with patience(5):
         await store.written.wait()
     await asyncio.sleep(0)
     assert store.recorded == recorded

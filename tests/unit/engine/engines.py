@@ -18,6 +18,7 @@ from engines.reference.loading import load_arithmetic
 from engines.reference.output_queue import OutputQueue
 from engines.reference.sampling import SamplingParams
 from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput
+from tests.patience import Patience
 
 CONFIG = EngineConfig(
     "hashed", kv_blocks=64, block_tokens=8, step_tokens_max=48, running_max=16, queue_max=64
@@ -122,8 +123,8 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Engine
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
-    """Poll a condition every few milliseconds until it is true; fail after `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
+    """Poll a condition every few milliseconds until it is true; fail after `timeout_s` of a quiet machine."""
+    bound = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        assert not bound.is_over, f"not within {timeout_s} s: {what}"
         time.sleep(0.002)

@@ -187,13 +187,13 @@ def _hang_all(harness: EngineHarness, path: Path) -> None:
     wait_until(lambda: all(answer.output.tokens for answer in open_answers), "first tokens")
     _write(path, "hang=1")
     core = harness.engine.core
-    wait_until(lambda: core.faults.hang == 1.0, "the hang is injected", timeout_s=2.0)
+    wait_until(lambda: core.faults.hang == 1.0, "the hang is injected", timeout_s=20.0)
     steps = core.counters.steps
     late = harness.submit(_prompt(9), 4)
     wait_until(lambda: core.load().sequences_running == 3, "the late request is admitted")
     assert core.counters.steps == steps
     _write(path, "")
-    wait_until(lambda: core.faults.hang == 0.0, "the idle engine reads the file", timeout_s=2.0)
+    wait_until(lambda: core.faults.hang == 0.0, "the idle engine reads the file", timeout_s=20.0)
     assert len(harness.run(_prompt(7), 5).tokens) == 5
     for answer in (*open_answers, late):
         assert not answer.done.is_set()
@@ -208,13 +208,13 @@ def test_a_fault_begins_and_ends_at_a_running_engine(tmp_path: Path) -> None:
         _hang_all(harness, path)
         wait_until(harness.is_empty, "all blocks back")
         _write(path, "errors=1")
-        wait_until(lambda: harness.engine.core.faults.errors == 1.0, "errors begin", timeout_s=2.0)
+        wait_until(lambda: harness.engine.core.faults.errors == 1.0, "errors begin", timeout_s=20.0)
         assert harness.run(_prompt(3), 20).error == "engine fault: injected"
         _write(path, "wrong=1")
-        wait_until(lambda: harness.engine.core.faults.wrong == 1.0, "wrong tokens begin", timeout_s=2.0)
+        wait_until(lambda: harness.engine.core.faults.wrong == 1.0, "wrong tokens begin", timeout_s=20.0)
         wrong = harness.run(_prompt(4), 8).tokens
         path.unlink()
-        wait_until(lambda: harness.engine.core.faults == NO_FAULTS, "the file is gone", timeout_s=2.0)
+        wait_until(lambda: harness.engine.core.faults == NO_FAULTS, "the file is gone", timeout_s=20.0)
         right = harness.run(_prompt(4), 8).tokens
         assert len(wrong) == 8 and wrong[0] != right[0]
         wait_until(harness.is_empty, "all blocks back")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.patience import Patience
+
 _MODEL = """
 import mmap, os, sys
 from engines.reference.server_watchdog import ServerWatchdog
@@ -23,6 +25,8 @@ watchdog._run()
 
 _SERVER = """
 import subprocess, sys
+
+from tests.patience import Patience
 model = subprocess.Popen([sys.executable, "-c", *sys.argv[1:], "0"], stdout=subprocess.PIPE)
 print(model.stdout.readline(), flush=True)
 sys.stdin.read()
@@ -45,8 +49,8 @@ def test_files_shared_with_a_killed_server_are_removed() -> None:
             assert b"watching" in server.stdout.readline()
             server.kill()
             server.wait()
-            deadline_s = time.monotonic() + 10
-            while shared.exists() and time.monotonic() < deadline_s:
+            bound = Patience(10)
+            while shared.exists() and not bound.is_over:
                 time.sleep(0.02)
         assert not shared.exists()
         assert other.exists()

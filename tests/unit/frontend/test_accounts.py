@@ -12,6 +12,7 @@ from kvmesh.metrics import Metrics
 from kvmesh.redis_link import RedisLink
 from kvmesh.tasks import end
 from services.frontend.accounts.accounts import Accounts
+from tests.patience import patience
 
 
 @pytest.mark.parametrize("name", ["executions", "settlements", "budgets"])
@@ -47,7 +48,7 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(
         monkeypatch.setattr(getattr(accounts, each), "run", stubborn if each == name else quick)
     tasks = [asyncio.create_task(work) for _, work in accounts.background()]
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with patience(5):
         await end(tasks)
     assert swallowed.is_set() and len(tasks) == 3
     await redis.close()

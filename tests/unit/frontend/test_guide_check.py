@@ -141,7 +141,7 @@ async def test_the_child_ends_with_the_frontend(guides: GuideCheck) -> None:
     child = guides._child
     assert child is not None and child.stdin is not None
     child.stdin.close()
-    assert await asyncio.wait_for(child.wait(), 10) == 0
+    assert await asyncio.wait_for(child.wait(), 60) == 0
     assert not Path(f"/proc/{child.pid}/fd").exists()
     assert await guides.fault("regex", "b") == ""
 

@@ -7,6 +7,7 @@ import contextlib
 
 from kvmesh.server import ListenError
 from services.frontend.region_listener import DRAIN_S, DRAINED, RegionListener, follow_drain
+from tests.patience import patience
 
 
 def test_a_drain_closes_after_its_time_and_a_restore_opens_at_once() -> None:
@@ -52,7 +53,7 @@ async def test_the_listener_follows_the_drain_and_a_taken_address_is_tried_again
             return server.now_s
 
     task = asyncio.create_task(follow_drain(server, lambda: 10 < server.now_s < 30, Clock(), 0.0))
-    async with asyncio.timeout(10):
+    async with patience(10):
         while server.now_s < 40:
             await asyncio.sleep(0)
     task.cancel()

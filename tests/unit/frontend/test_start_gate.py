@@ -12,6 +12,7 @@ from services.frontend.requests.retry_state import ROUTER_WAIT_S
 from services.frontend.start_gate import REQUEST_WAIT_S, WAIT_S, StartGate, hold_diversions
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.service import BIND_AFTER_S
+from tests.patience import patience
 from tests.unit.frontend.test_pools import begin, finish, mesh_of, routers_of
 from tests.unit.frontend.test_region_choice import entry, stop
 from tests.unit.frontend.test_region_choice import mesh_of as region_mesh_of
@@ -118,7 +119,7 @@ async def test_a_frontend_that_starts_in_a_dead_region_sends_its_requests_to_ano
             mesh.now_s += 0.5
             return mesh.now_s
 
-    async with asyncio.timeout(10):
+    async with patience(10):
         await hold_diversions(mesh.core, Clock(), 0.0)
     assert finish(mesh, client) == "LENGTH" and client.request.spec.region == "us"
 

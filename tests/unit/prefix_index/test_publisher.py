@@ -25,6 +25,7 @@ from kvmesh.tasks import end
 from services.router.index import index_reader
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
+from tests.patience import patience
 from tests.unit.prefix_index.test_translation import BLOCK, SALT, FakeEngine
 
 STREAM, SNAPSHOT = "m:kv", "m:snap:p"
@@ -236,7 +237,7 @@ async def test_a_snapshot_is_one_moment_and_the_stream_tells_the_rest(seed: int)
             for _ in range(world.rng.randrange(10)):
                 await asyncio.sleep(0)
         wanted = world.content()
-        async with asyncio.timeout(10):
+        async with patience(10):
             while local_index.blocks_of("p") != len(wanted) or not all(
                 local_index.matched([one]) for one in wanted
             ):
@@ -282,7 +283,7 @@ async def test_of_two_publishers_with_one_name_only_the_holder_is_heard() -> Non
                 for world in (one, two):
                     world.step()
                 await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with patience(10):
                 while local_index.blocks_of("p") != len(holder.content()) or not all(
                     local_index.matched([each]) for each in holder.content()
                 ):
@@ -404,7 +405,7 @@ async def test_a_backlog_after_a_slow_redis_is_sent_in_parts(is_snapshot: bool) 
         await one.close()
     else:
         task = asyncio.create_task(one.run())
-        async with asyncio.timeout(5):
+        async with patience(5):
             while len(redis.stream) < 3006:
                 await asyncio.sleep(0)
         task.cancel()

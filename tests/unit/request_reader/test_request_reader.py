@@ -20,6 +20,7 @@ from kvmesh.interceptors import rewrapped
 from kvmesh.request_reader import RequestReader
 from kvmesh.server import MeshServer
 from kvmesh.unread_calls import READ_MIN_S
+from tests.patience import patience
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection, RawStream
 
@@ -142,7 +143,7 @@ async def test_open_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
                 first.status == RESOURCE_EXHAUSTED and "was evicted" in first.message and not second.has_ended
             )
         second.reset()
-        async with asyncio.timeout(10):
+        async with patience(10):
             while (await watch()).has_ended:
                 pass
 

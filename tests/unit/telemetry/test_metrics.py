@@ -116,7 +116,7 @@ async def scrape(address: str, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     await writer.wait_closed()
     return answer

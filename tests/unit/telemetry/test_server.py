@@ -21,6 +21,7 @@ from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from kvmesh.server import ListenError, MeshServer, channel
 from kvmesh.telemetry import start_logging
+from tests.patience import patience
 from tests.raw_frames import request_block
 from tests.raw_http2 import RawConnection
 
@@ -111,9 +112,9 @@ async def test_cancel_of_the_client_reaches_the_handler() -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(to_server)
         call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
         reading = asyncio.ensure_future(call.read())
-        await asyncio.wait_for(servicer.entered.wait(), 5)
+        await asyncio.wait_for(servicer.entered.wait(), 60)
         call.cancel()
-        await asyncio.wait_for(servicer.cancelled.wait(), 5)
+        await asyncio.wait_for(servicer.cancelled.wait(), 60)
         await asyncio.gather(reading, return_exceptions=True)
 
 
@@ -133,7 +134,7 @@ async def test_sigterm_drains_before_it_stops() -> None:
         running = asyncio.ensure_future(server.run(drain))
         await asyncio.sleep(0)  # one turn of the loop: the signal handlers are set before the first wait
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
         with pytest.raises(grpc.aio.AioRpcError):
             await health.Check(health_pb2.HealthCheckRequest(), timeout=0.5)
@@ -154,10 +155,10 @@ async def test_a_hanging_drain_is_ended(end: str) -> None:
 
         running = asyncio.ensure_future(server.run(drain, drain_s=0.1 if end == "time" else 60))
         server.stop()
-        await asyncio.wait_for(entered.wait(), 5)
+        await asyncio.wait_for(entered.wait(), 60)
         if end == "second signal":
             server.stop()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         assert cancelled.is_set()
 
 
@@ -176,7 +177,7 @@ async def test_an_undecodable_name_ends_only_its_call(restore_logging: None) -> 
         await unknown.ended()
         assert unknown.status == grpc.StatusCode.UNIMPLEMENTED.value[0]
         health = health_pb2_grpc.HealthStub(to_server)
-        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert logged.getvalue() == ""
 
@@ -197,7 +198,7 @@ async def test_a_process_does_not_outlive_its_grpc_server() -> None:
         await asyncio.sleep(0)
         await server.grpc.stop(0)
         with pytest.raises(RuntimeError, match="ended by itself"):
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:
@@ -244,10 +245,11 @@ async def test_channel_finds_a_restarted_server_within_two_seconds(free_port: in
             server = MeshServer("router", "router-0", [])
             await server.listen(f"127.0.0.1:{free_port}")
             health = health_pb2_grpc.HealthStub(to_server)
-            await health.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
+            async with patience(2):
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=60, wait_for_ready=True)
             await server.grpc.stop(0)
             with pytest.raises(grpc.aio.AioRpcError):
-                await health.Check(health_pb2.HealthCheckRequest(), timeout=2)
+                await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
 
 
 def listens(server: MeshServer) -> bool:
@@ -257,7 +259,7 @@ def listens(server: MeshServer) -> bool:
 async def refused(address: str) -> None:
     """Wait until connections to `address` are refused."""
     host, _, port = address.rpartition(":")
-    async with asyncio.timeout(5):
+    async with patience(5):
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -279,14 +281,14 @@ async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address()
     async def check() -> Any:
         async with channel(address) as fresh:
             health = health_pb2_grpc.HealthStub(fresh)
-            return (await health.Check(health_pb2.HealthCheckRequest(), timeout=2)).status
+            return (await health.Check(health_pb2.HealthCheckRequest(), timeout=20)).status
 
     running = asyncio.ensure_future(server.run(drain))
     async with channel(address) as to_server:
         stub = inference_pb2_grpc.InferenceServiceStub(to_server)
         call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
         reading = asyncio.ensure_future(call.read())
-        await asyncio.wait_for(servicer.entered.wait(), 5)
+        await asyncio.wait_for(servicer.entered.wait(), 60)
         for _ in range(2):
             await server.close_listener("drained")
             await server.close_listener("drained")
@@ -301,8 +303,8 @@ async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address()
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not reading.done()
         server.stop()
-        await asyncio.wait_for(running, 10)
-        await asyncio.wait_for(servicer.cancelled.wait(), 5)
+        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(servicer.cancelled.wait(), 60)
         await asyncio.gather(reading, return_exceptions=True)
 
 
@@ -322,4 +324,4 @@ async def test_a_process_does_not_outlive_its_second_server_either() -> None:
     await asyncio.sleep(0)  # one turn of the loop: the second server is watched
     await server.grpc.stop(0)
     with pytest.raises(RuntimeError, match="ended by itself"):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvmesh.attach import frames
 from kvmesh.triton.errors import CallError, HandoffLost
 from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EnginePort, FirstAnswer
+from tests.patience import patience
 
 PROMPT = tuple(range(1, 60))
 
@@ -87,7 +88,7 @@ class Rig:
 
     async def until(self, is_true: Callable[[], bool]) -> None:
         """Let the engine work until `is_true`."""
-        async with asyncio.timeout(self.timeout_s):
+        async with patience(self.timeout_s):
             while not is_true():
                 self.work()
                 await asyncio.sleep(0.002)

@@ -17,6 +17,7 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.errors import MeshError
 from kvmesh.request_reader import RequestReader
 from kvmesh.server import SERVER_OPTIONS
+from tests.patience import patience
 from tests.unit.xds.topologies import EU_AND_US, region, schema, topology
 
 REQUEST = "envoy.service.discovery.v3.DiscoveryRequest"
@@ -66,12 +67,12 @@ class Stream:
 
     async def answer(self) -> Any:
         """Return the next answer, which must come soon."""
-        async with asyncio.timeout(5):
+        async with patience(5):
             return await self._answers.get()
 
     async def ended(self) -> None:
         """Wait for the end of the call. Raises its error."""
-        async with asyncio.timeout(5):
+        async with patience(5):
             await self.serving
 
 
@@ -85,7 +86,7 @@ def made() -> AdsServer:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not condition():
             await asyncio.sleep(0)
 

@@ -25,6 +25,7 @@ from services.decode.core import DecodeCore
 from services.decode.limits import DecodeLimits
 from services.prefill.core import PrefillCore
 from services.prefill.limits import PrefillLimits
+from tests.patience import patience
 from tests.unit.triton.fake_engine import FakeEngine, Run, facts
 
 CLOCK = MonotonicClock()
@@ -187,7 +188,7 @@ def channel(address: str, _role: str) -> grpc.aio.Channel:
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Wait until `condition` holds."""
-    async with asyncio.timeout(timeout_s):
+    async with patience(timeout_s):
         while not condition():
             await asyncio.sleep(PACE_S)
 

@@ -10,6 +10,7 @@ import pytest
 from controlplane.rollouts.golden import Answer, Prompt
 from controlplane.warmup.jobs import PassJob, PassResult, ProbeJob, ProbeResult, Shape
 from kvmesh.attach.v1 import attach_pb2 as pb
+from tests.patience import patience
 from tests.unit.controlplane.warmup.replicas import CLOCK, LiveReplica, fleet, runner, until
 from tests.unit.triton.fake_engine import VOCABULARY, expected
 
@@ -114,7 +115,7 @@ async def test_a_probe_bounds_the_time_of_its_prefill() -> None:
     async with fleet("decode-0", "prefill-0") as (decode, prefill):
         prefill.engine.is_stopped = True
         job = replace(_probe(decode, prefill), end_s=CLOCK.now_s() + 600.0, running_max=1, source_s=0.1)
-        async with asyncio.timeout(30.0):  # a batch of the default bound takes 3 s
+        async with patience(30.0):  # a batch of the default bound takes 3 s
             probed = await runner().run(replace(job, checks_cancel=False))
         assert isinstance(probed, ProbeResult) and len(probed.answers) == len(PROMPTS)
         assert all(each.error for each in probed.answers) and prefill.submits

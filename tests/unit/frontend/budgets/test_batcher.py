@@ -72,7 +72,7 @@ async def test_a_stall_of_the_event_loop_is_not_blamed_on_redis(has_answer: bool
         await batcher.drained()
         assert len(answers) == 1 and not silent.is_set()
     else:
-        await asyncio.wait_for(silent.wait(), 5.0)
+        await asyncio.wait_for(silent.wait(), 60)
         assert not answers
     await batcher.close()
     wire.near.close()

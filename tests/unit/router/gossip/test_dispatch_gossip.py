@@ -15,6 +15,7 @@ from services.router.gossip.exchange import Exchange
 from services.router.gossip.messages import FIELD, Entry
 from services.router.gossip.peer_routers import PeerRouters
 from services.router.placement.policy import Dispatched, Event
+from tests.patience import patience
 from tests.unit.router.index.test_index_reader import SlowClock
 
 NOTES = 60
@@ -64,7 +65,7 @@ async def turns_until(told: list[Entry], count: int) -> int:
     dispatches.set_routers(EVERYBODY)
     task = asyncio.create_task(dispatches.run())
     turns = 0
-    async with asyncio.timeout(5):
+    async with patience(5):
         while len(heard) < count:
             await asyncio.sleep(0)
             turns += redis.answer is None
@@ -119,7 +120,7 @@ async def test_each_pool_has_a_stream_of_its_own(pool: str, key: str) -> None:
     )
     dispatches.set_routers(EVERYBODY)
     task = asyncio.create_task(dispatches.run())
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not {"XADD", "XREAD", "XREVRANGE"} <= {command[0] for command in redis.commands}:
             await asyncio.sleep(0)
     task.cancel()

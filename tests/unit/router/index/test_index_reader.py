@@ -14,6 +14,7 @@ from kvmesh.redis_link import RedisUnavailable
 from services.router.cooperative_yield import SLICE_S
 from services.router.index.index_reader import CHUNK_BYTES, READ_COUNT, IndexReader
 from services.router.index.local_index import SLICE_BLOCKS, LocalPrefixIndex
+from tests.patience import patience
 from tests.unit.prefix_index.test_publisher import MemoryRedis
 
 
@@ -66,7 +67,7 @@ async def follow(redis: StoredRedis, local_index: LocalPrefixIndex) -> tuple[Ind
 async def caught_up(reader: IndexReader) -> int:
     """Return how often the loop ran until `reader` had caught up."""
     turns = 0
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not reader.is_caught_up:
             await asyncio.sleep(0)
             turns += 1
@@ -75,7 +76,7 @@ async def caught_up(reader: IndexReader) -> int:
 
 async def kept_up(local_index: LocalPrefixIndex) -> None:
     """Return when the reader has no maintenance left to do."""
-    async with asyncio.timeout(5):
+    async with patience(5):
         while local_index.needs_maintenance:
             await asyncio.sleep(0)
 
@@ -95,7 +96,7 @@ async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() ->
     """The blocks read for the replica's previous process do not count for it. A replica that left delays no load."""
     local_index, redis = LocalPrefixIndex(), StoredRedis()
     reader, task = await follow(redis, local_index)
-    async with asyncio.timeout(5):
+    async with patience(5):
         while local_index.blocks_of("p") < READ_COUNT // 2:
             await asyncio.sleep(0)
     reader.set_replicas([])
@@ -103,13 +104,13 @@ async def test_a_replica_that_comes_back_while_it_is_loaded_is_loaded_again() ->
     assert local_index.blocks_of("p") == 0 and not reader.is_caught_up
     await caught_up(reader)
     assert reader.reload_total == 2 and local_index.blocks_of("p") == READ_COUNT - 1
-    async with asyncio.timeout(5):
+    async with patience(5):
         reader.set_replicas([])
         reader.set_replicas(["p"])
         while local_index.blocks_of("p") < READ_COUNT // 2:
             await asyncio.sleep(0)
     reader.set_replicas([])
-    async with asyncio.timeout(5):
+    async with patience(5):
         while local_index.block_count:
             await asyncio.sleep(0)
     task.cancel()
@@ -221,7 +222,7 @@ async def test_a_full_index_stays_within_its_bound_while_it_loads() -> None:
     redis.rewrites_left = 0
     reader, task = await follow(redis, local_index)
     most = 0
-    async with asyncio.timeout(20):
+    async with patience(20):
         while not reader.is_caught_up or local_index.needs_maintenance:
             await asyncio.sleep(0)
             most = max(most, local_index.block_count)
@@ -272,7 +273,7 @@ async def reloaded(redis: TalkingRedis, *names: str) -> None:
     head = events.encode_snapshot_head("a", "e", 6, (0, 0), redis.local_index.blocks_of("a"))
     redis.keys["m:snap:a"] = head + redis.keys["m:snap:a"][len(head) :]
     redis.tell(Batch("a", "e", 5, 6, Op.STORED, (3,)))
-    async with asyncio.timeout(5):
+    async with patience(5):
         while reader.reload_total == reload_total or "a" in reader._to_load:
             await asyncio.sleep(0)
     task.cancel()
@@ -317,7 +318,7 @@ async def test_a_loaded_replica_does_not_wait_for_all_others(monkeypatch: pytest
     reader.set_replicas(["b", *names])
     task = asyncio.create_task(reader.run())
     lags = []
-    async with asyncio.timeout(10):
+    async with patience(10):
         while reader.reload_total < len(names):
             await asyncio.sleep(0)
             lags.append(redis.seq - max(0, redis.local_index.blocks_of("b") - 2000))
@@ -345,7 +346,7 @@ async def test_a_useless_snapshot_does_not_delay_the_loads_of_others(
     reader = IndexReader(link, "m", redis.local_index, SlowClock())
     reader.set_replicas(["a", "b", "c"])
     task = asyncio.create_task(reader.run())
-    async with asyncio.timeout(5):
+    async with patience(5):
         while not (reader.unreadable_total > 2 and redis.local_index.blocks_of("c")):
             await asyncio.sleep(0)
     task.cancel()

@@ -15,6 +15,7 @@ from kvmesh.redis_link import RedisUnavailable
 from services.router.index import index_reader, local_index
 from services.router.index.index_reader import IndexReader
 from services.router.index.local_index import LocalPrefixIndex
+from tests.patience import patience
 from tests.unit.router.index.test_local_index import Cache, Tree, depth
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -136,7 +137,7 @@ async def test_after_fresh_snapshots_the_index_equals_the_caches(
         redis.append(redis.caches[name].step())
         redis.write(name)
         redis.append(redis.caches[name].step())
-    async with asyncio.timeout(5):
+    async with patience(5):
         while index.needs_maintenance or not is_up_to_date(index, redis):
             await asyncio.sleep(0)
     index.assert_consistent()
