@@ -1,4 +1,4 @@
-"""Bounds of the waits of tests: a wait ends with an error once something hangs, and not because the machine is busy.
+"""Times of tests in seconds of a quiet machine: a test fails once something hangs or waits, and not because others compute.
 
 A second in which a process of the machine waits for a processor counts SHARE of a second. Linux counts such time as
 pressure stall information. Where it is missing, each second counts whole.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -19,39 +19,29 @@ SHARE: Final = 0.2
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 
 
-def stalled_s() -> float:
-    """Return the seconds since the start of the machine in which a process waited for a processor; 0 if unknown."""
-    with suppress(OSError, ValueError, IndexError):
+def quiet_s() -> float:
+    """Return the time of a clock that runs slowly while the machine is busy. Two readings of one boot can be compared."""
+    stalled_s = 0.0
+    with suppress(OSError, ValueError):
         # some avg10=0.00 avg60=1.26 avg300=28.02 total=25487098055
-        return int(_PRESSURE.read_text().split("\n", 1)[0].rpartition("total=")[2]) / 1e6
-    return 0.0
+        stalled_s = int(_PRESSURE.read_text().split("\n", 1)[0].rpartition("total=")[2]) / 1e6
+    return time.monotonic() - (1 - SHARE) * stalled_s
 
 
 class Patience:
-    """The bound of a wait that begins now."""
+    """The bound of a wait that begins now, in seconds of a quiet machine."""
 
-    def __init__(
-        self,
-        bound_s: float,
-        now_s: Callable[[], float] = time.monotonic,
-        stalled_s: Callable[[], float] = stalled_s,
-    ) -> None:
-        """`bound_s`: seconds that the wait may take on a quiet machine."""
-        self._bound_s = bound_s
-        self._now_s = now_s
-        self._stalled_s = stalled_s
-        self._began_s = now_s()
-        self._stalled_before_s = stalled_s()
+    def __init__(self, bound_s: float) -> None:
+        self._end_s = quiet_s() + bound_s
 
+    @property
     def left_s(self) -> float:
-        """Return the seconds that the wait still has; at most 0 once it is over."""
-        waited_s = self._now_s() - self._began_s
-        stalled_s = min(max(0.0, self._stalled_s() - self._stalled_before_s), waited_s)
-        return self._bound_s - waited_s + (1 - SHARE) * stalled_s
+        """The seconds that the wait still has; at most 0 once it is over."""
+        return self._end_s - quiet_s()
 
     @property
     def is_over(self) -> bool:
-        return self.left_s() <= 0
+        return self.left_s <= 0
 
 
 @asynccontextmanager
@@ -59,15 +49,15 @@ async def patience(bound_s: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block takes longer than `bound_s` seconds of a quiet machine."""
     loop = asyncio.get_running_loop()
     bound = Patience(bound_s)
+    handle: asyncio.TimerHandle
     async with asyncio.timeout(None) as timeout:
 
         def look() -> None:
             nonlocal handle
-            left_s = bound.left_s()
-            if left_s <= 0:
+            if bound.is_over:
                 timeout.reschedule(loop.time())
             else:
-                handle = loop.call_later(left_s, look)
+                handle = loop.call_later(bound.left_s, look)
 
         handle = loop.call_later(bound_s, look)
         try:

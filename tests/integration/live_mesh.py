@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -220,15 +221,13 @@ async def until(
 
     `timeout_s`: seconds of a quiet machine.
     """
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    bound = Patience(timeout_s)
+    began_s, bound = time.monotonic(), Patience(timeout_s)
     while True:
         holds = condition()
         if isinstance(holds, Awaitable):
             holds = await holds
         if holds:
-            return loop.time() - began_s
+            return time.monotonic() - began_s
         assert not bound.is_over, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(every_s)
 

@@ -14,6 +14,7 @@ import pytest
 from kvmesh.client import Chunk, Client, GenerationStream
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.harness import Mesh, until
+from tests.patience import quiet_s
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -31,10 +32,9 @@ class Reader:
 
     async def run(self) -> None:
         """Read all chunks."""
-        loop = asyncio.get_running_loop()
         last_s: float | None = None
         async for chunk in self.generation:
-            now_s = loop.time()
+            now_s = quiet_s()
             if last_s is not None:
                 self.pause_s = max(self.pause_s, now_s - last_s)
             last_s = now_s
@@ -155,12 +155,12 @@ async def test_a_draining_frontend_moves_its_streams(mesh: Mesh) -> None:
     """SIGTERM (graceful shutdown): the client is told at once and continues elsewhere without a gap; the process ends
     within seconds.
     """
-    loop, ended = asyncio.get_running_loop(), list[float]()
+    ended = list[float]()
 
     async def drain() -> None:
-        began_s = loop.time()
+        began_s = quiet_s()
         assert await mesh.parts["frontend-0"].end(signal.SIGTERM) == 0
-        ended.append(loop.time() - began_s)
+        ended.append(quiet_s() - began_s)
 
     seen = await disturbed(mesh, drain)
     assert 0 < len(seen.moved) < STREAMS

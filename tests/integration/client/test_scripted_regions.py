@@ -17,7 +17,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.client.scripted_frontend import IDS, Script, ScriptedFrontend, begin, scripted, well
 from tests.integration.client.test_silence import cabled
 from tests.integration.harness import until
-from tests.patience import patience
+from tests.patience import patience, quiet_s
 
 RETRY_POLICY = RetryPolicy(
     probe_after_s=0.4, probe_timeout_s=0.8, sends_max=6, rest_min_s=1.0, rest_max_s=4.0
@@ -169,7 +169,6 @@ async def test_a_region_that_drops_all_packets_is_left_after_one_timeout() -> No
         client = await stack.enter_async_context(
             Client(regions=regions, prefer="eu", retry_policy=RETRY_POLICY)
         )
-        loop = asyncio.get_running_loop()
 
         async def all_are_connected() -> bool:
             await asyncio.gather(*(client.generate("x").all() for _ in range(5)))
@@ -178,11 +177,11 @@ async def test_a_region_that_drops_all_packets_is_left_after_one_timeout() -> No
         await until(all_are_connected, 10, "each frontend has had a request")
         for cable in cables:
             cable.is_cut = True
-        began_s = loop.time()
+        began_s = quiet_s()
         answer = await client.generate("x", deadline_s=30).all()
         assert answer.ids == IDS and len(us.requests) == 1
-        assert answer.sends <= 4 and loop.time() - began_s < 5
-        began_s = loop.time()
+        assert answer.sends <= 4 and quiet_s() - began_s < 5
+        began_s = quiet_s()
         for _ in range(20):
             await client.generate("x").all()
-        assert loop.time() - began_s < 1 and len(us.requests) == 21
+        assert quiet_s() - began_s < 1 and len(us.requests) == 21

@@ -21,7 +21,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.certificates import MESH, Folder
 from tests.integration.client.scripted_frontend import IDS, ScriptedFrontend, begin, scripted, stalls, well
 from tests.integration.harness import until
-from tests.patience import patience
+from tests.patience import patience, quiet_s
 
 RETRY_POLICY = RetryPolicy(probe_after_s=0.4, probe_timeout_s=0.8)
 """A little shorter than the defaults."""
@@ -46,11 +46,10 @@ async def test_a_frontend_with_a_hanging_event_loop_is_left(after: int) -> None:
         hung = await stack.enter_async_context(scripted(stalls(after, hangs=True)))
         good = await stack.enter_async_context(scripted(well))
         async with Client([hung.address, good.address], retry_policy=RETRY_POLICY) as client:
-            loop = asyncio.get_running_loop()
             reading = await first(client, hung)
-            began_s = loop.time()
+            began_s = quiet_s()
             answer = await reading
-            assert loop.time() - began_s < 5
+            assert quiet_s() - began_s < 5
             assert answer.ids == IDS and answer.text == "x" * len(IDS)
             assert answer.resumes == (after >= 0)
             assert good.requests[-1].idempotency_key == hung.requests[0].idempotency_key != ""
@@ -141,10 +140,9 @@ async def test_an_unreachable_frontend_is_left() -> None:
         )
         reading = await first(client, far, tokens=4)
         cable.is_cut = True
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = quiet_s()
         answer = await reading
-        assert loop.time() - began_s < 5
+        assert quiet_s() - began_s < 5
         assert answer.ids == IDS and answer.resumes == 1
 
 
@@ -166,10 +164,10 @@ async def test_one_deadline_holds_over_all_sends() -> None:
         Client([one.address, other.address]) as client,
     ):
         answer, loop = client.generate("x", deadline_s=2.5), asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s, quiet_began_s = loop.time(), quiet_s()
         with pytest.raises(DeadlinePassed) as caught:
             await answer.all()
-        assert 2.0 < loop.time() - began_s < 4.0
+        assert loop.time() - began_s > 2.0 and quiet_s() - quiet_began_s < 4.0
         assert sends == 4
         assert caught.value.ids == answer.ids == IDS[: len(answer.ids)] != []
         assert caught.value.resume is not None

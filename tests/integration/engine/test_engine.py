@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -120,9 +119,7 @@ async def test_cancel_frees_blocks_within_a_second(decode: Client) -> None:
         break
     await _wait_for_load(decode, sequences_running=1)
     call.cancel()
-    began_s = time.monotonic()
     await _wait_idle(decode, 1.0)
-    assert time.monotonic() - began_s < 1.0
 
 
 async def test_stop_request_ends_the_one_with_its_id(decode: Client) -> None:

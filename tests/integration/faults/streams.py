@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.generation import Answer, generate, generate_all, token_request
 from tests.integration.harness import Mesh, until
+from tests.patience import quiet_s
 
 STREAMS = 16
 
@@ -55,17 +56,16 @@ async def run_through(
 ) -> Run:
     """Inject a fault under running streams; after `fault` returns, let every stream end once more."""
     run = Run()
-    loop = asyncio.get_running_loop()
     progress = [0] * len(wanted)
     is_over = False
 
     async def client(index: int) -> None:
         while not is_over:
-            last_s = loop.time()
+            last_s = quiet_s()
 
             def on_tokens(_: Answer) -> None:
                 nonlocal last_s
-                now_s = loop.time()
+                now_s = quiet_s()
                 run.longest_pause_s = max(run.longest_pause_s, now_s - last_s)
                 last_s = now_s
                 progress[index] += 1

@@ -19,6 +19,7 @@ from tests.certificates import Folder
 from tests.integration.generation import Answer, generate, generate_all, token_request
 from tests.integration.harness import Mesh, configure, running_engine, until
 from tests.integration.oracle import Oracle
+from tests.patience import quiet_s
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
@@ -177,9 +178,9 @@ async def test_a_client_without_a_certificate_gets_nothing(mesh: TrustedMesh, fo
         async with channel:
             from kvmesh.inference.v1 import inference_pb2_grpc
 
-            began_s = asyncio.get_running_loop().time()
+            began_s = quiet_s()
             answer = await generate(
                 inference_pb2_grpc.InferenceServiceStub(channel), requests(1)[0], timeout_s=20
             )
             assert answer.code is grpc.StatusCode.UNAVAILABLE and not answer.ids
-            assert asyncio.get_running_loop().time() - began_s < 10  # not the 20 s of the call
+            assert quiet_s() - began_s < 10  # not the 20 s of the call

@@ -23,6 +23,7 @@ from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
 from tests.integration.harness import until
 from tests.integration.trust.ends import config_of, linked, serving
+from tests.patience import quiet_s
 
 AT_ONCE_S = 5.0
 """Timeout for a refusal: it takes milliseconds, but the machine may be busy."""
@@ -133,8 +134,7 @@ async def test_untrusted_peers_are_refused_at_once_with_a_reason(
     server, caller = case.server(own, other), case.caller(own, other)
     async with serving(server) as (address, service):
         async with linked(caller, address) as (link, seen):
-            took_s = await until(lambda: "cannot attach" in caplog.text, 10, "the refusal in the log")
-            assert took_s < AT_ONCE_S
+            await until(lambda: "cannot attach" in caplog.text, AT_ONCE_S, "the refusal in the log")
             (record,) = [each for each in caplog.records if each.message == "cannot attach"]
             assert case.says in vars(record)["why"], vars(record)
             assert record.levelno == logging.WARNING
@@ -214,9 +214,9 @@ async def test_health_is_for_every_role_and_only_with_a_certificate(own: Folder)
     async with serving(Trust(config_of(own), "router")) as (address, _):
         for role in ("router", "operator", "decode"):
             assert await check(Trust(config_of(own), role).channel(address, "router")) is grpc.StatusCode.OK
-        began_s = asyncio.get_running_loop().time()
+        began_s = quiet_s()
         assert await check(_plain(own, own).channel(address, "router")) is grpc.StatusCode.UNAVAILABLE
-        assert asyncio.get_running_loop().time() - began_s < AT_ONCE_S
+        assert quiet_s() - began_s < AT_ONCE_S
 
 
 @pytest.mark.parametrize("role", ["router", "decode"])

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from kvmesh.control.v1 import snapshot_pb2 as snapshots
 from kvmesh.ports import free_ports
 from kvmesh.trust.peers import Trust
 from tests.certificates import Folder
+from tests.patience import quiet_s
 from tests.unit.cli.control.messages import receiver, rollout, view
 from tests.unit.cli.control.scripted_control import (
     Refusal,
@@ -594,6 +594,6 @@ def test_help_can_be_read_by_a_stranger(shell: Shell, monkeypatch: pytest.Monkey
 
 def test_no_command_takes_long_to_find_no_control_plane(shell: Shell) -> None:
     """One reading of Redis."""
-    began_s = time.monotonic()
+    began_s = quiet_s()
     shell.run("rollout", "status")
-    assert time.monotonic() - began_s < 5
+    assert quiet_s() - began_s < 5
