@@ -59,6 +59,9 @@ def main() -> None:
         f"--grpc-port={options.grpc_port}",
         f"--metrics-port={options.metrics_port}",
         "--allow-gpu-metrics=false",
+        # The configuration is complete. Without this Triton starts a process of the model to ask for the rest, and ends it,
+        # before the process that serves.
+        "--disable-auto-complete-config",
         "--model-control-mode=explicit",
         f"--load-model={MODEL_NAME}",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",

@@ -19,6 +19,7 @@ import msgspec
 
 from kvmesh.child import bound_command
 from kvmesh.cli.processes import processes_of
+from kvmesh.cli.supervisor import STARTS_MAX
 from kvmesh.config import MeshConfig, describe
 from kvmesh.ports import free_ports
 from tests.integration.live_mesh import (
@@ -54,10 +55,13 @@ class Part:
     address: str
     log: Path
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    starts: int = field(default=0, repr=False)
+    """Starts since the process was ready for the last time."""
 
     def start(self) -> None:
         """Start the process, without waiting until it is ready."""
         assert self.process is None, f"{self.name} runs already"
+        self.starts += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 bound_command(self.command), stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
@@ -69,6 +73,16 @@ class Part:
         process, self.process = self.process, None
         process.send_signal(sig)
         return await asyncio.to_thread(process.wait, 30)
+
+    def start_again(self) -> bool:
+        """Start an engine again that a signal ended before it was ready, as `kvmesh up` does. Return True if it runs."""
+        if self.process is None or self.process.poll() is None:
+            return self.process is not None
+        if self.process.returncode >= 0 or not self.name.endswith("engine") or self.starts >= STARTS_MAX:
+            return False
+        self.process = None
+        self.start()
+        return True
 
     @property
     def is_running(self) -> bool:
@@ -156,7 +170,7 @@ class Mesh(LiveMesh[Part]):
     async def ready(self, part: Part) -> None:
         async def is_ready() -> bool:
             assert part.process is not None
-            assert part.process.poll() is None, f"{part.name} ended while starting:\n{part.tail()}"
+            assert part.start_again(), f"{part.name} ended while starting:\n{part.tail()}"
             if part.name == "redis":
                 return await accepts(part.address)
             if part.name.endswith("-engine"):
@@ -170,6 +184,7 @@ class Mesh(LiveMesh[Part]):
             await until(is_ready, START_S_MAX, f"{part.name} ready")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{part.tail()}") from None
+        part.starts = 0
 
     async def stop(self) -> None:
         """End all processes."""
@@ -216,8 +231,13 @@ async def running_engine(config: MeshConfig, folder: Path, *options: str) -> Asy
     """Start a stand-alone engine, yield its address, and end it."""
     part = engine_part(config, folder, *options)
     part.start()
+
+    async def is_ready() -> bool:
+        assert part.start_again(), f"the engine ended while starting:\n{part.tail()}"
+        return await engine_ready(part.address)
+
     try:
-        await until(lambda: engine_ready(part.address), START_S_MAX, "engine ready")
+        await until(is_ready, START_S_MAX, "engine ready")
         yield part.address
     finally:
         await part.end(signal.SIGINT)

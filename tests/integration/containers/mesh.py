@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testcontainers.core.config import testcontainers_config
 
 from kvmesh import server
+from kvmesh.cli.supervisor import STARTS_MAX
 from kvmesh.config import MeshConfig, describe
 from kvmesh.roles import CONFIG_PATH, ROLES, XDS
 from tests.integration.containers import daemon, ownership
@@ -35,6 +36,9 @@ _SECOND_HOST: Final = 150
 """Hosts of the subnet from this number on are for second processes of a name."""
 
 _XDS_HOST: Final = 149
+_SIGNALLED: Final = 128
+"""Docker adds it to the number of the signal that ended a container."""
+
 _LOOK_S: Final = 0.05
 _ALIVE_EVERY: Final = 10
 """Polls of the address between two checks in Docker that the container still runs."""
@@ -149,13 +153,18 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         await asyncio.gather(*(part.in_thread(part.start) for part in parts))
 
     async def ready(self, part: ContainerPart) -> None:
-        looks = 0
+        looks, starts = 0, 1
 
         async def is_ready() -> bool:
-            nonlocal looks
+            nonlocal looks, starts
             looks += 1
             if looks % _ALIVE_EVERY == 0:
                 ended = await part.in_thread(part.exit_status)
+                is_broken_start = ended is not None and ended > _SIGNALLED and part.name.endswith("-engine")
+                if is_broken_start and starts < STARTS_MAX:
+                    starts += 1
+                    await part.in_thread(part.start_again)
+                    return False
                 assert ended is None, f"{part.name} ended with {ended} while starting"
             if not await accepts(part.address):
                 return False

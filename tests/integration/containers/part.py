@@ -79,6 +79,11 @@ class ContainerPart:
         self._running = True
         self.start_count += 1
 
+    def start_again(self) -> None:
+        """Start a container again that has ended by itself. Blocks as `start`."""
+        self._running = False
+        self.start()
+
     async def end(self, sig: signal.Signals = signal.SIGKILL, timeout_s: float = END_S_MAX) -> int:
         """Send `sig` to the first process and wait for its end. Return the exit status.
 

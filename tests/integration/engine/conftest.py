@@ -36,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 @pytest_asyncio.fixture
 async def prefill(servers: tuple[Server, Server]) -> AsyncIterator[Client]:
     """A client of the engine without simulated costs."""
-    client = Client(servers[0])
+    client = Client(servers[0].grpc)
     yield client
     await client.close()
 
@@ -44,6 +44,6 @@ async def prefill(servers: tuple[Server, Server]) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def decode(servers: tuple[Server, Server]) -> AsyncIterator[Client]:
     """A client of the engine with steps of 2 ms."""
-    client = Client(servers[1])
+    client = Client(servers[1].grpc)
     yield client
     await client.close()

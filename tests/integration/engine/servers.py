@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc.aio as triton
 
+from kvmesh.cli.supervisor import STARTS_MAX
 from kvmesh.ports import free_ports
 from tests.integration.harness import own_loopback
 from tests.patience import Patience
@@ -26,19 +27,31 @@ _READY_TIMEOUT_S = 45.0
 class Server:
     """One launched engine."""
 
-    process: subprocess.Popen[bytes]
     grpc: str
     http: str
     kv: str
     shm_prefix: str
     log: Path
     started_s: float
+    command: list[str]
+    process: subprocess.Popen[bytes] = field(init=False, repr=False)
+    starts: int = 0
+
+    def start(self) -> None:
+        """Start the process, or start it again."""
+        self.starts += 1
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(self.command, cwd=_ROOT, stdout=output, stderr=output)
 
     def wait_ready(self) -> None:
         """Wait until the model is ready; fail with the log if the process ends before."""
         bound = Patience(_READY_TIMEOUT_S)
         while not bound.is_over:
             if self.process.poll() is not None:
+                # tritonserver may abort while it starts a Python model; `kvmesh up` starts it again, too.
+                if self.process.returncode < 0 and self.starts < STARTS_MAX:
+                    self.start()
+                    continue
                 raise AssertionError(f"tritonserver ended: {self.log.read_text()[-2000:]}")
             try:
                 with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=1.0) as answer:
@@ -63,10 +76,10 @@ def launch(directory: Path, *options: str) -> Server:
     command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed", f"--host={host}"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
     command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=_ROOT, stdout=output, stderr=output)
     addresses = (f"{host}:{grpc}", f"{host}:{http}", f"{host}:{kv}")
-    return Server(process, *addresses, prefix, log, time.monotonic())
+    server = Server(*addresses, prefix, log, time.monotonic(), command)
+    server.start()
+    return server
 
 
 @dataclass
@@ -129,9 +142,8 @@ def _input(name: str, values: npt.NDArray[Any], data_type: str) -> triton.InferI
 class Client:
     """A client of one server; one stream per request."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self._client = triton.InferenceServerClient(server.grpc)
+    def __init__(self, address: str) -> None:
+        self._client = triton.InferenceServerClient(address)
 
     async def close(self) -> None:
         await self._client.close()

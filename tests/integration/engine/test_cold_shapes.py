@@ -27,7 +27,7 @@ async def test_first_runs_of_a_shape_are_cold_and_later_ones_are_not(tmp_path: P
     server = launch(tmp_path / "engine", f"--cold-s={_COLD_S}", "--cold-runs=1", "--block-tokens=8")
     try:
         server.wait_ready()
-        client = Client(server)
+        client = Client(server.grpc)
         await _await_cold_steps(client, 0)
         began_s = time.monotonic()
         assert len((await client.run([17, 23, 99], 4)).tokens) == 4

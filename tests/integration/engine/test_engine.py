@@ -151,15 +151,18 @@ async def test_release_and_timeout_of_a_handoff(prefill: Client, decode: Client)
     await _wait_idle(prefill, 3.0)
 
 
-async def test_an_unregistered_source_is_rejected(prefill: Client, decode: Client) -> None:
+async def test_an_unregistered_source_is_rejected(
+    servers: tuple[Server, Server], prefill: Client, decode: Client
+) -> None:
     """The decode engine dials the address in the request, not the one in the blob."""
     first = await prefill.run(_prompt(6, 20), 4, "context_only")
     refused = await decode.run(
         _prompt(6, 20), 4, "generation_only", handoff=first.handoff, kv_peer="127.0.0.1:9"
     )
     assert "handoff names a KV source that is not registered" in str(refused.error)
-    peer = prefill.server.kv
-    taken = await decode.run(_prompt(6, 20), 4, "generation_only", handoff=first.handoff, kv_peer=peer)
+    taken = await decode.run(
+        _prompt(6, 20), 4, "generation_only", handoff=first.handoff, kv_peer=servers[0].kv
+    )
     assert taken.error is None and len(taken.tokens) == 4
     await _wait_idle(prefill)
 
@@ -276,7 +279,7 @@ async def test_no_stub_survives_a_killed_server_and_the_next_start_cleans_up(tmp
     try:
         again.wait_ready()
         assert not stale.exists()
-        client = Client(again)
+        client = Client(again.grpc)
         async with aclosing(client.subscribe("load_report")) as reports:
             await anext(reports)
             again.process.terminate()

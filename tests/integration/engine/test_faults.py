@@ -55,7 +55,7 @@ async def test_faults_begin_and_end_at_a_running_server(tmp_path: Path) -> None:
     )
     try:
         server.wait_ready()
-        client = Client(server)
+        client = Client(server.grpc)
         right = await client.run([17, 23, 99], 8)
         assert right.error is None and len(right.tokens) == 8
         before = (await _await_report(client))["resident_bytes"]

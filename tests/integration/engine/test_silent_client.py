@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,9 +53,9 @@ async def test_requests_of_a_silent_client_end_long_before_their_end(tmp_path: P
     server = launch(tmp_path, "--step-s=0.5", "--max-running=4")
     try:
         await asyncio.to_thread(server.wait_ready)
-        wire, direct = Wire(server.grpc), Client(server)
+        wire, direct = Wire(server.grpc), Client(server.grpc)
         async with wire.open() as address:
-            silent = Client(dataclasses.replace(server, grpc=address))
+            silent = Client(address)
             calls = [silent.stream(request([first, 5, 6, 7], 1000), timeout_s=600) for first in (1, 2)]
             for call in calls:
                 async for _ in call:

@@ -227,14 +227,14 @@ async def test_an_output_that_the_deadline_has_no_time_for_is_lowered(served: Se
     await Answer(call(served, request(5), "free")).read()
     (peer,) = served.frontend.core.peers
     peer.step_s = 0.1
-    answer = await Answer(call(served, request(400), "free", timeout=20)).read()
+    answer = await Answer(call(served, request(400), "free", timeout=5)).read()
     assert answer.started is not None and answer.started.is_output_clamped
     assert 20 <= answer.started.max_output_tokens == len(answer.ids) <= 50
     unlimited = await Answer(call(served, request(400), "free")).read()
     assert unlimited.started is not None and not unlimited.started.is_output_clamped
     resume = pb.Resume(resume_token=answer.started.resume_token, received_token_ids=answer.ids[:10])
     again = request(400, options=pb.GenerateOptions(resume=resume))
-    rest = await Answer(call(served, again, "free", timeout=20), first=10).read()
+    rest = await Answer(call(served, again, "free", timeout=5), first=10).read()
     assert rest.ids == oracle(PROMPT, 10 + len(rest.ids))[10:]
 
 

@@ -17,7 +17,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.budget.v1 import budget_pb2
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
 from tests.family import family
-from tests.integration.engine.servers import Client, Server
+from tests.integration.engine.servers import Client
 from tests.integration.harness import START_S_MAX, Part, engine_part, engine_ready, until
 from tests.integration.replicas.caller import Answers, Caller
 from tests.integration.replicas.test_engine_silence import send
@@ -52,7 +52,7 @@ class Parts:
         """Return the number of cached blocks that an engine reports itself."""
         part = self.engines[name]
         assert part.process is not None
-        client = Client(Server(part.process, part.address, "", "", "", part.log, 0.0))
+        client = Client(part.address)
         try:
             async with aclosing(client.subscribe("load_report")) as reports:
                 async for report in reports:

@@ -1,0 +1,53 @@
+"""The parts of a test's mesh: an engine that a signal ends at its start is started again, as `kvmesh up` does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvmesh.cli.supervisor import STARTS_MAX
+from tests.integration.harness import Part
+
+ABORTS = "import os; os.abort()"
+FAILS = "raise SystemExit(1)"
+LASTS = "import time; time.sleep(60)"
+
+
+def part(folder: Path, code: str, name: str = "decode-0-engine") -> Part:
+    """Return a started part."""
+    made = Part(name, [sys.executable, "-c", code], "127.0.0.1:1", folder / "log")
+    made.start()
+    return made
+
+
+def test_an_engine_that_aborts_is_started_again(tmp_path: Path) -> None:
+    """At most STARTS_MAX times, as long as it was not ready."""
+    engine = part(tmp_path, ABORTS)
+    for _ in range(STARTS_MAX - 1):
+        assert engine.process is not None
+        engine.process.wait()
+        assert engine.start_again()
+    assert engine.process is not None
+    engine.process.wait()
+    assert not engine.start_again() and engine.starts == STARTS_MAX
+
+
+@pytest.mark.parametrize(("code", "name"), [(FAILS, "decode-0-engine"), (ABORTS, "decode-0")])
+def test_other_ends_are_failures(tmp_path: Path, code: str, name: str) -> None:
+    """An engine with an exit status, and a service that aborts."""
+    ended = part(tmp_path, code, name)
+    assert ended.process is not None
+    ended.process.wait()
+    assert not ended.start_again()
+
+
+async def test_a_part_that_runs_is_left_alone(tmp_path: Path) -> None:
+    """It stays the same process."""
+    engine = part(tmp_path, LASTS)
+    pid = engine.pid
+    try:
+        assert engine.start_again() and engine.pid == pid and engine.starts == 1
+    finally:
+        await engine.end()
