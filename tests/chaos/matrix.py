@@ -24,7 +24,7 @@ from tests.chaos.truth import Truth
 
 log = logging.getLogger(__name__)
 
-RUN_S_MAX: Final = 240.0
+RUN_S_MAX: Final = 480.0
 """A run that takes longer than the sum of its bounds is broken."""
 
 WARM_REQUESTS: Final = 24

@@ -34,7 +34,7 @@ DELAY_S: Final = (0.2, 1.5)
 FAULT_S: Final = 12.0
 AFTER_S: Final = 6.0
 LOAD_S_MAX: Final = 120.0
-RUN_S_MAX: Final = 240.0
+RUN_S_MAX: Final = 480.0
 IDLE_S_MAX: Final = 30.0
 
 ACTS: Final[dict[str, tuple[acts.Act, acts.Act]]] = {

@@ -70,16 +70,18 @@ class Part:
     async def end(self, sig: signal.Signals = signal.SIGKILL) -> int:
         """Send `sig` and wait for the end. Return the exit status."""
         assert self.process is not None, f"{self.name} does not run"
-        process, self.process = self.process, None
+        process, self.process, self.starts = self.process, None, 0
         process.send_signal(sig)
         return await asyncio.to_thread(process.wait, 30)
 
     def start_again(self) -> bool:
-        """Start an engine again that a signal ended before it was ready, as `kvmesh up` does. Return True if it runs."""
+        """Start an engine again that aborted before it was ready, as `kvmesh up` does. Return True if it runs."""
         if self.process is None or self.process.poll() is None:
             return self.process is not None
-        if self.process.returncode >= 0 or not self.name.endswith("engine") or self.starts >= STARTS_MAX:
+        has_aborted = self.name.endswith("engine") and self.process.returncode == -signal.SIGABRT
+        if not has_aborted or self.starts >= STARTS_MAX:
             return False
+        print(f"{self.name} aborted at its start, and is started again:\n{self.tail()}")
         self.process = None
         self.start()
         return True

@@ -13,7 +13,7 @@ from services.frontend.requests.takeover import AttemptLocation
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule
 
-pytestmark = pytest.mark.timeout(240)  # all CPU: a busy machine takes its time
+pytestmark = pytest.mark.timeout(300)  # all CPU: a busy machine takes its time
 
 
 class Reader(Client):

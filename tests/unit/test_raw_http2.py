@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hyperframe.frame import SettingsFrame
 
 from tests.certificates import Folder
+from tests.patience import wait_for
 from tests.raw_frames import (
     continuation_flood,
     headers_frames,
@@ -101,7 +102,7 @@ async def test_a_reset_reaches_the_handler(address: str, server: tuple[grpc.aio.
         await stream.send_message(WORD)
         await stream.until(lambda: stream.byte_count == 150)
         stream.reset()
-        await asyncio.wait_for(server[1].over.wait(), 60)
+        await wait_for(server[1].over.wait(), 20)
         assert (stream.byte_count, len(stream.messages)) == (150, 1)
         other = connection.call(ECHO, [("times", "1"), ("some-bin", b"\x00\xff")])
         await other.send_message(WORD)

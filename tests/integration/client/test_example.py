@@ -8,6 +8,7 @@ import sys
 from kvmesh.child import bound_command
 from kvmesh.config import ROOT
 from tests.integration.client.scripted_frontend import IDS, scripted, well
+from tests.patience import wait_for
 from tests.samples import samples
 
 FIRST, CONVERSATION, REGIONS = (sample for sample in samples("python") if sample.page == "docs/client.md")
@@ -21,7 +22,7 @@ async def shown(program: str, *frontends: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await wait_for(process.communicate(), 30)
     assert process.returncode == 0, err.decode()
     return out.decode()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -36,8 +37,8 @@ _SECOND_HOST: Final = 150
 """Hosts of the subnet from this number on are for second processes of a name."""
 
 _XDS_HOST: Final = 149
-_SIGNALLED: Final = 128
-"""Docker adds it to the number of the signal that ended a container."""
+_ABORTED: Final = 128 + signal.SIGABRT
+"""Exit status of a container in which tritonserver aborted."""
 
 _LOOK_S: Final = 0.05
 _ALIVE_EVERY: Final = 10
@@ -160,9 +161,9 @@ class ContainerMesh(LiveMesh[ContainerPart]):
             looks += 1
             if looks % _ALIVE_EVERY == 0:
                 ended = await part.in_thread(part.exit_status)
-                is_broken_start = ended is not None and ended > _SIGNALLED and part.name.endswith("-engine")
-                if is_broken_start and starts < STARTS_MAX:
+                if ended == _ABORTED and part.name.endswith("-engine") and starts < STARTS_MAX:
                     starts += 1
+                    print(f"{part.name} aborted at its start, and is started again")
                     await part.in_thread(part.start_again)
                     return False
                 assert ended is None, f"{part.name} ended with {ended} while starting"

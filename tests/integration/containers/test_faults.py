@@ -18,8 +18,9 @@ from tests.integration.containers.plan import IMAGES, SERVICE_IMAGE
 from tests.integration.containers.shared import SharedMesh
 from tests.integration.containers.sidecar import FAULTS_IMAGE
 from tests.integration.live_mesh import configure, engine_ready, until
+from tests.patience import patience
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
 STALL_S = 1.0
 """Time after which a missing answer counts as lost, in seconds."""
@@ -104,7 +105,7 @@ async def test_a_killed_part_ends_at_once_and_comes_back_at_its_address(lent: Fa
     async with redis_line(mesh) as (reader, _):
         async with lent.down("redis") as status:
             assert status == 128 + signal.SIGKILL
-            async with asyncio.timeout(2):
+            async with patience(2):
                 assert await reader.read() == b""
         assert mesh.parts["redis"].address == address
         assert await connect_s(mesh.parts["redis"]) < 1
@@ -130,7 +131,7 @@ async def test_a_paused_part_is_silent_and_goes_on(lent: Faults) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(STALL_S):
                     await reader.readline()
-        async with asyncio.timeout(2):
+        async with patience(2):
             assert await reader.readline() == b"+PONG\r\n"
 
 
@@ -156,7 +157,7 @@ async def test_a_cut_stalls_connections_without_an_error(lent: Faults) -> None:
             with pytest.raises(TimeoutError):
                 await connect_s(lent.mesh.parts["redis"], timeout_s=STALL_S)
             assert await connects(lent.mesh, "redis", "router-0") == "TimeoutError"
-        async with asyncio.timeout(AFTER_MEND_S):
+        async with patience(AFTER_MEND_S):
             assert await reader.readline() == b"+PONG\r\n"
 
 
@@ -167,7 +168,7 @@ async def test_a_cut_holds_back_the_parts_own_messages(lent: Faults) -> None:
     said = b"*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$2\r\nhi\r\n"
     async with redis_line(lent.mesh) as (reader, writer):
         writer.write(b"SUBSCRIBE news\r\n")
-        async with asyncio.timeout(5):
+        async with patience(5):
             await reader.readuntil(b":1\r\n")
         async with lent.severed("redis"):
             publish = ["redis-cli", "-h", host, "-p", port, "publish", "news", "hi"]
@@ -176,7 +177,7 @@ async def test_a_cut_holds_back_the_parts_own_messages(lent: Faults) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(STALL_S):
                     await reader.readexactly(len(said))
-        async with asyncio.timeout(AFTER_MEND_S):
+        async with patience(AFTER_MEND_S):
             assert await reader.readexactly(len(said)) == said
 
 
@@ -222,7 +223,7 @@ async def test_slow_keeps_up_and_keeps_order(lent: Faults) -> None:
     async with lent.slowed("redis", loss=0.0), redis_line(lent.mesh) as (reader, writer):
         began_s = time.monotonic()
         writer.write(b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (len(value), value))
-        async with asyncio.timeout(30):
+        async with patience(30):
             answer = await reader.readexactly(len(value) + len(b"$%d\r\n\r\n" % len(value)))
         took_s = time.monotonic() - began_s
     assert answer == b"$%d\r\n%b\r\n" % (len(value), value)

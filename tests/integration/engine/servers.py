@@ -1,5 +1,6 @@
 """Real tritonservers with the reference engine, and a small client for them."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -49,7 +50,8 @@ class Server:
         while not bound.is_over:
             if self.process.poll() is not None:
                 # tritonserver may abort while it starts a Python model; `kvmesh up` starts it again, too.
-                if self.process.returncode < 0 and self.starts < STARTS_MAX:
+                if self.process.returncode == -signal.SIGABRT and self.starts < STARTS_MAX:
+                    print(f"tritonserver aborted, and is started again: {self.log.read_text()[-2000:]}")
                     self.start()
                     continue
                 raise AssertionError(f"tritonserver ended: {self.log.read_text()[-2000:]}")

@@ -14,7 +14,7 @@ from services.frontend.surface.intake import HANDOVER_METADATA
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
 from tests.integration.generation import token_request
-from tests.patience import quiet_s
+from tests.patience import quiet_s, wait_for
 
 MOVES = ((HANDOVER_METADATA, "1"),)
 
@@ -62,7 +62,7 @@ async def test_a_stream_may_finish_during_the_drain(serving: Serving, pool: Pool
     draining = asyncio.create_task(drain(serving.frontend.core, MonotonicClock(), lambda: True, 30.0))
     pool.tokens_max = 1 << 30
     assert await ends(plain) == (grpc.StatusCode.OK, "")
-    await asyncio.wait_for(draining, 60)
+    await wait_for(draining, 10)
 
 
 async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> None:
@@ -75,4 +75,4 @@ async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> 
     done, _ = await asyncio.wait([draining], timeout=0.3)
     assert not done
     core.admitted.dismiss(reading, 0.0)
-    await asyncio.wait_for(draining, 60)
+    await wait_for(draining, 5)

@@ -14,6 +14,7 @@ from services.frontend.surface import slow_reader
 from tests.integration.frontend.calls import StuckCall, asking
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
+from tests.patience import wait_for
 
 TAIL_S = 0.4
 WRITE_EVERY_S = 0.25
@@ -43,7 +44,7 @@ async def test_an_unread_stream_costs_one_window_and_delays_no_other(serving: Se
     assert len(stuck.messages[1].tokens.ids) == FLOW_CONTROL_WINDOW
     for _ in range(400):
         stuck.allowed.release()
-    await asyncio.wait_for(slow, 60)
+    await wait_for(slow, 5)
     ids = [each for message in stuck.messages for each in message.tokens.ids]
     assert ids == oracle([9, 9, 9], 300)
     assert len(stuck.messages) < 20
@@ -66,7 +67,7 @@ async def test_a_client_that_does_not_read_the_end_is_cut(
     with pytest.raises(MeshError, match="LIVE_REQUESTS_FULL"):
         live.check_capacity(0.0)
     with pytest.raises(MeshError) as caught:
-        await asyncio.wait_for(slow, 60)
+        await wait_for(slow, 5)
     assert caught.value.reason == "SLOW_READER"
     live.check_capacity(0.0)
     await serving.until_empty()

@@ -12,6 +12,7 @@ from kvmesh.inference.v1 import inference_pb2_grpc
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.images.compose import Project
 from tests.integration.live_mesh import until
+from tests.patience import wait_for
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 
@@ -39,7 +40,7 @@ async def test_up_generate_scale_stop(small_mesh: Project) -> None:
 
     seen = asyncio.Event()
     stream = asyncio.create_task(_answer(small_mesh, on_tokens=lambda _: seen.set()))
-    await asyncio.wait_for(seen.wait(), 60)
+    await wait_for(seen.wait(), 30)
     assert not stream.done()
     await asyncio.to_thread(small_mesh.run, "stop")
     answer = await stream

@@ -35,6 +35,7 @@ from tests.integration.harness import (
     running_engine,
     until,
 )
+from tests.patience import wait_for
 from tests.unit.triton.contract import CHECKS, Recorder, Rig, call
 
 pytestmark = pytest.mark.mesh
@@ -172,7 +173,7 @@ async def test_a_call_ends_when_it_is_cancelled_before_it_is_connected(tmp_path:
         engine = TritonEngine(client, facts, Recorder(), MonotonicClock(), lambda: None)
         for at, kind in enumerate((CallKind.CONTEXT_AND_GENERATION, CallKind.GENERATION_ONLY)):
             engine.start(at, call(kind, f"{at}"))
-        connection, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(silent), 60)
+        connection, _ = await wait_for(asyncio.get_running_loop().sock_accept(silent), 10)
         for at in range(2):
             engine.cancel(at)
         await until(lambda: not engine.open_calls(), 5, "the calls are over")

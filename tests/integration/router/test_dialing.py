@@ -21,6 +21,7 @@ from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import Clock, MonotonicClock, VirtualClock
 from kvmesh.trust.networks import Networks
 from tests.integration.router.test_links import linked, member, replica, until
+from tests.patience import wait_for
 
 CLOCK = MonotonicClock()
 
@@ -108,7 +109,7 @@ async def test_a_cancelled_attempt_gives_its_turn_to_the_next() -> None:
     late = [task for task in waiting if not task.done()]
     for task in late[:-1]:
         task.cancel()
-    await asyncio.wait_for(waiting[-1], 60)
+    await wait_for(waiting[-1], 10)
     assert dialer.waiting_count == 0
 
 

@@ -33,7 +33,7 @@ from kvmesh.tasks import end
 from kvmesh.trust.networks import Networks
 from kvmesh.trust.peers import Trust
 from tests.integration.snapshot.control_server import ControlServer, running_control, until
-from tests.patience import patience
+from tests.patience import patience, quiet_s
 from tests.unit.snapshot.test_content import STABLE, split
 
 MESH = "m"
@@ -481,11 +481,11 @@ async def test_a_snapshot_reaches_sixteen_receivers_within_half_a_second(
     for number in range(16):
         await start(f"router-{number}")
     await until(lambda: control.stream_count == 16, "the streams")
-    clock, slowest_s = MonotonicClock(), 0.0
+    slowest_s = 0.0
     for version in range(1, 11):
-        began_s = clock.now_s()
+        began_s = quiet_s()
         control.publish(snapshot(version, 5))
         await until(lambda: set(control.versions().values()) == {f"1.control-0/{version}"}, "all ACKs")  # noqa: B023
-        slowest_s = max(slowest_s, clock.now_s() - began_s)
+        slowest_s = max(slowest_s, quiet_s() - began_s)
     assert len(control.applied) == 16
     assert slowest_s < 0.5, slowest_s

@@ -41,7 +41,7 @@ def connect(folder: Folder, address: str) -> set[bytes]:
     return shown
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_connections_at_once_during_renewals_end_no_process(tmp_path: Path) -> None:
     """gRPC frees the TLS context of a server at a renewal, although another handshake may be about to take it."""
     folder = Folder(tmp_path / "certificates")

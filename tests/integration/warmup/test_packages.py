@@ -24,7 +24,7 @@ from tests.integration.warmup.warm_mesh import (
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -19,7 +19,7 @@ from tests.integration.warmup.warm_mesh import BLOCK, SERVING, TENANTS, WarmMesh
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -22,7 +22,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.redis_url import VARIABLE
 from kvmesh.tasks import end
 from tests.chaos.rig import redis_url
-from tests.integration.harness import ROOT, START_S_MAX, Mesh, Part, until
+from tests.integration.harness import ROOT, START_S_MAX, Mesh, until
 from tests.integration.scraped import sample
 
 UNKNOWN: Final = snapshot_pb2.REPLICA_STATE_UNSPECIFIED
@@ -38,8 +38,6 @@ LIFE_S_MAX: Final = 60.0
 
 BOOTS_MAX: Final = 3
 """Boots after which a replica serves, whatever its package has."""
-
-ENGINE_STARTS_MAX: Final = 4
 
 TENANTS: Final = tuple(f"tenant-{number}" for number in range(6))
 
@@ -90,20 +88,6 @@ class WarmMesh(Mesh):
         for name, part in self.parts.items():
             if name.endswith("-engine"):
                 part.command = [*part.command, f"--faults=@{self._faults(name)}"]
-
-    async def ready(self, part: Part) -> None:
-        """Wait until `part` serves. An engine that aborts before it is ready is started again, as `kvmesh up` does."""
-        for _ in range(ENGINE_STARTS_MAX - 1):
-            try:
-                await super().ready(part)
-            except AssertionError:
-                if not (part.name.endswith("-engine") and part.has_fallen):
-                    raise
-                await part.end()
-                part.start()
-            else:
-                return
-        await super().ready(part)
 
     def _faults(self, engine: str) -> Path:
         return self.folder / f"{engine}.faults"

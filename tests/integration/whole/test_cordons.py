@@ -24,7 +24,7 @@ from tests.integration.harness import Mesh, configure, running_mesh, until
 from tests.integration.scraped import sample
 from tests.integration.snapshot.control_server import ControlServer, running_control
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 
 CLIENTS = 6
 TOKENS = 24

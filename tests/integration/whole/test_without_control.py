@@ -13,7 +13,7 @@ from tests.chaos.without_control import without_canary, without_control
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

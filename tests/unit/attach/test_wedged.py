@@ -11,12 +11,13 @@ from kvmesh.attach.client import ATTACH_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, AttachLi
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import MonotonicClock
 from kvmesh.server import channel
+from tests.patience import quiet_s
 from tests.unit.attach.test_streams import Collector, until
 
 CLOCK = MonotonicClock()
 WEDGED_S = 6.0
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_wedged_peer_is_lost_within_the_limit_and_attached_again_when_it_recovers() -> None:
@@ -33,13 +34,13 @@ async def test_a_wedged_peer_is_lost_within_the_limit_and_attached_again_when_it
     try:
         await until(lambda: bool(sink.responses))
         link.outbox.submit(pb.Submit(slot=link.outbox.new_slot(), token_ids=b"\1\0\0\0"), CLOCK.now_s() + 10)
-        wedged_s = CLOCK.now_s()
+        wedged_s, quiet_wedged_s = CLOCK.now_s(), quiet_s()
         await until(lambda: bool(sink.lost))
-        lost_s = CLOCK.now_s() - wedged_s
         assert "HeartbeatTimeout" in sink.lost[0], "pings found it: it was frozen, not wedged"
-        assert HEARTBEAT_TIMEOUT_S - 1.0 < lost_s < HEARTBEAT_TIMEOUT_S + 1.5
+        assert CLOCK.now_s() - wedged_s > HEARTBEAT_TIMEOUT_S - 1.0
+        assert quiet_s() - quiet_wedged_s < HEARTBEAT_TIMEOUT_S + 1.5
         await until(lambda: len(sink.attached) == 2, timeout_s=WEDGED_S + 4.0)
-        assert CLOCK.now_s() - wedged_s < WEDGED_S + ATTACH_TIMEOUT_S
+        assert quiet_s() - quiet_wedged_s < WEDGED_S + ATTACH_TIMEOUT_S
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

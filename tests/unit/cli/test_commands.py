@@ -55,6 +55,7 @@ from kvmesh.roles import option_of
 from kvmesh.router.v1 import router_pb2 as router_pb
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 from kvmesh.server import MeshServer
+from tests.patience import wait_for
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
 
@@ -738,7 +739,7 @@ async def test_a_redis_that_does_not_answer_is_refused_at_once(
     """The sentence has the key, the address without its password, and the cause; nothing is started. `status` checks it."""
     url = f"redis://user:secret@127.0.0.1:{free_port}/3"
     with pytest.raises(ConfigError) as refused:
-        await asyncio.wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 60)
+        await wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 10)
     assert str(refused.value).startswith(
         f'redis.url = "redis://***@127.0.0.1:{free_port}/3" does not answer (Error 111 connecting to 127.0.0.1'
     )
@@ -758,7 +759,7 @@ async def test_an_unresponsive_redis_is_refused_after_two_seconds(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"does not answer \(no answer within 5 s\)"):
-            await asyncio.wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 60)
+            await wait_for(up(MeshConfig(redis=Redis(url=url)), tmp_path, Console()), 10)
 
 
 async def test_an_external_redis_is_a_row_of_the_mesh(
@@ -997,7 +998,7 @@ async def test_up_ends_cleanly(end: str, tmp_path: Path, monkeypatch: pytest.Mon
             return super().write(text)
 
     screen = Screen()
-    code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 60)
+    code = await wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
     shown = screen.getvalue()
     assert code == (0 if end == "signal" else 1)
     assert ("frontend-0 ended by SIGKILL" in shown) == (end == "death")
@@ -1059,7 +1060,7 @@ async def test_up_names_each_process_that_a_stop_waits_for(
                 return super().write(text)
 
         screen = Screen()
-        code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 60)
+        code = await wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 30)
     assert code == (end == "death")
     told = [line for line in screen.getvalue().splitlines() if line.startswith("Draining")]
     pattern = r"Draining: waiting up to (\d+) s for (.*)\. Ctrl-C now ends at once\."
@@ -1082,7 +1083,7 @@ async def test_a_second_signal_of_up_ends_a_drain_at_once(
             return super().write(text)
 
     screen = Screen()
-    code = await asyncio.wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 60)
+    code = await wait_for(up(MeshConfig(), tmp_path, Console(file=screen, width=200)), 20)
     assert code == 0
     assert screen.getvalue().splitlines()[-2].startswith("Draining: waiting up to 34 s for frontend-0. ")
     assert screen.getvalue().endswith("The mesh is stopped.\n")
@@ -1114,12 +1115,12 @@ async def test_an_interrupt_cancels_the_request(options: tuple[str, ...], tmp_pa
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        await asyncio.wait_for(servicer.hangs.wait(), 60)
+        await wait_for(servicer.hangs.wait(), 20)
         assert child.stdout is not None
         seen = await child.stdout.readuntil(b"dark")
         child.send_signal(signal.SIGINT)
-        out, err = await asyncio.wait_for(child.communicate(), 60)
-        await asyncio.wait_for(servicer.cancelled.wait(), 60)
+        out, err = await wait_for(child.communicate(), 20)
+        await wait_for(servicer.cancelled.wait(), 20)
     assert child.returncode == 130
     assert (seen + out).endswith(b"\n") and not (seen + out).endswith(b"\n\n")
     assert err.decode() == "Interrupted: the request is cancelled.\n"

@@ -25,8 +25,6 @@ watchdog._run()
 
 _SERVER = """
 import subprocess, sys
-
-from tests.patience import Patience
 model = subprocess.Popen([sys.executable, "-c", *sys.argv[1:], "0"], stdout=subprocess.PIPE)
 print(model.stdout.readline(), flush=True)
 sys.stdin.read()

@@ -20,6 +20,7 @@ from kvmesh.errors import MeshError
 from services.frontend.requests.sampling import Guide
 from services.frontend.surface import guide_check
 from services.frontend.surface.guide_check import GuideCheck, in_a_line
+from tests.patience import wait_for
 
 INTEGER = {"type": "integer"}
 SLOW = json.dumps({**INTEGER, "allOf": [{"multipleOf": each} for each in (97, 89, 83)]})
@@ -141,7 +142,7 @@ async def test_the_child_ends_with_the_frontend(guides: GuideCheck) -> None:
     child = guides._child
     assert child is not None and child.stdin is not None
     child.stdin.close()
-    assert await asyncio.wait_for(child.wait(), 60) == 0
+    assert await wait_for(child.wait(), 10) == 0
     assert not Path(f"/proc/{child.pid}/fd").exists()
     assert await guides.fault("regex", "b") == ""
 

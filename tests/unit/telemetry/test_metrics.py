@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.metrics import Histogram, Metrics, exposed, open_fds
+from tests.patience import wait_for
 
 SERVICES = Path(__file__).parents[3] / "services"
 
@@ -116,7 +117,7 @@ async def scrape(address: str, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request)
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 60)
+    answer = await wait_for(reader.read(), 5)
     writer.close()
     await writer.wait_closed()
     return answer

@@ -21,7 +21,7 @@ from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from kvmesh.server import ListenError, MeshServer, channel
 from kvmesh.telemetry import start_logging
-from tests.patience import patience
+from tests.patience import patience, wait_for
 from tests.raw_frames import request_block
 from tests.raw_http2 import RawConnection
 
@@ -112,9 +112,9 @@ async def test_cancel_of_the_client_reaches_the_handler() -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(to_server)
         call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
         reading = asyncio.ensure_future(call.read())
-        await asyncio.wait_for(servicer.entered.wait(), 60)
+        await wait_for(servicer.entered.wait(), 5)
         call.cancel()
-        await asyncio.wait_for(servicer.cancelled.wait(), 60)
+        await wait_for(servicer.cancelled.wait(), 5)
         await asyncio.gather(reading, return_exceptions=True)
 
 
@@ -134,7 +134,7 @@ async def test_sigterm_drains_before_it_stops() -> None:
         running = asyncio.ensure_future(server.run(drain))
         await asyncio.sleep(0)  # one turn of the loop: the signal handlers are set before the first wait
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, 60)
+        await wait_for(running, 5)
         assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
         with pytest.raises(grpc.aio.AioRpcError):
             await health.Check(health_pb2.HealthCheckRequest(), timeout=0.5)
@@ -155,10 +155,10 @@ async def test_a_hanging_drain_is_ended(end: str) -> None:
 
         running = asyncio.ensure_future(server.run(drain, drain_s=0.1 if end == "time" else 60))
         server.stop()
-        await asyncio.wait_for(entered.wait(), 60)
+        await wait_for(entered.wait(), 5)
         if end == "second signal":
             server.stop()
-        await asyncio.wait_for(running, 60)
+        await wait_for(running, 5)
         assert cancelled.is_set()
 
 
@@ -198,7 +198,7 @@ async def test_a_process_does_not_outlive_its_grpc_server() -> None:
         await asyncio.sleep(0)
         await server.grpc.stop(0)
         with pytest.raises(RuntimeError, match="ended by itself"):
-            await asyncio.wait_for(running, 60)
+            await wait_for(running, 10)
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:
@@ -288,7 +288,7 @@ async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address()
         stub = inference_pb2_grpc.InferenceServiceStub(to_server)
         call = stub.Generate(inference_pb2.GenerateRequest(session_id="hang"))
         reading = asyncio.ensure_future(call.read())
-        await asyncio.wait_for(servicer.entered.wait(), 60)
+        await wait_for(servicer.entered.wait(), 5)
         for _ in range(2):
             await server.close_listener("drained")
             await server.close_listener("drained")
@@ -303,8 +303,8 @@ async def test_a_closed_listener_cuts_no_stream_and_opens_again_at_its_address()
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not reading.done()
         server.stop()
-        await asyncio.wait_for(running, 60)
-        await asyncio.wait_for(servicer.cancelled.wait(), 60)
+        await wait_for(running, 10)
+        await wait_for(servicer.cancelled.wait(), 5)
         await asyncio.gather(reading, return_exceptions=True)
 
 
@@ -324,4 +324,4 @@ async def test_a_process_does_not_outlive_its_second_server_either() -> None:
     await asyncio.sleep(0)  # one turn of the loop: the second server is watched
     await server.grpc.stop(0)
     with pytest.raises(RuntimeError, match="ended by itself"):
-        await asyncio.wait_for(running, 60)
+        await wait_for(running, 10)
