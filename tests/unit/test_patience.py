@@ -80,6 +80,8 @@ async def test_a_block_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> Non
         await asyncio.sleep(0)
     assert await wait_for(asyncio.sleep(0, "done"), 60) == "done"
     with pytest.raises(TimeoutError):
+        await wait_for(asyncio.Event().wait(), 0.01)
+    with pytest.raises(TimeoutError):
         async with patience(0.01):
             await asyncio.Event().wait()
     left_s = [0.01, 0.01, 0.01, 0.01, 0.0]
