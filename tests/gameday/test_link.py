@@ -19,7 +19,7 @@ from tests.integration.containers.sidecar import FAULTS_IMAGE
 from tests.integration.containers.station import Station
 from tests.integration.live_mesh import accepts, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
 SITES = ("eu", "us", "ap")
 NEAR_S = 0.03

@@ -23,7 +23,7 @@ from tests.integration.containers.station import Station
 from tests.integration.generation import generate, token_request
 from tests.integration.live_mesh import configure
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.mesh, pytest.mark.asyncio(loop_scope="module")]
 
 REGIONS = ("eu", "us")
 DEADLINE_S = 3.0

@@ -14,8 +14,6 @@ from services.router.forwarding.core import ForwardingCore
 from tests.simulation.mesh import DETACHED_S, Mesh
 from tests.simulation.streams import Stream
 
-pytestmark = pytest.mark.timeout(300)  # all CPU: a busy machine takes its time
-
 WHOLE = (pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_LENGTH)
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request_spec import RequestSpec
 from services.frontend.requests.resume_token import ATTEMPT_STRIDE
 from services.frontend.requests.takeover import AttemptLocation
 from tests.simulation.mesh import Client
 from tests.simulation.test_mesh import WHOLE, Schedule
-
-pytestmark = pytest.mark.timeout(300)  # all CPU: a busy machine takes its time
 
 
 class Reader(Client):

@@ -21,8 +21,6 @@ from tests.simulation.mesh import Client, Mesh
 from tests.simulation.test_mesh import Schedule
 from tests.unit.triton.fake_engine import FOREIGN, INVALID, VOCABULARY
 
-pytestmark = pytest.mark.timeout(300)  # all CPU: a busy machine takes its time
-
 WHOLE = (pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_LENGTH)
 
 CROWD = 30

@@ -25,7 +25,7 @@ from tests.integration.budgets.cuts import (
 from tests.integration.harness import Mesh, running_mesh
 from tests.unit.triton.reader import submit
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 RUNTIME_S = 2.0
 """Stands for the 30 s of a class of ordinary calls; `cuts` as a program uses the true 30 s."""

@@ -141,7 +141,6 @@ def mesh(redis_url: str, tmp_path: Path) -> Iterator[Mesh]:
         found.stop()
 
 
-@pytest.mark.timeout(300)
 def test_an_operator_finds_the_leader_and_reads_what_was_done(mesh: Mesh) -> None:
     """Reads, refusals, a cordon, a freeze, an audit log: through whichever process answers first."""
     assert "stable 100 %, version v1" in mesh.run("snapshot", "show")[1]
@@ -183,7 +182,6 @@ def events(mesh: Mesh, last: str) -> list[str]:
     return found if last in found else []
 
 
-@pytest.mark.timeout(300)
 def test_a_watch_survives_the_death_of_the_leader(mesh: Mesh) -> None:
     """It goes on at the next leader; an abort there ends it with the status of a rollout that was taken back."""
     status, shown, errors = mesh.run("rollout", "start", "--to", "next", "--steps", "10,50,100")
@@ -209,7 +207,6 @@ def test_a_watch_survives_the_death_of_the_leader(mesh: Mesh) -> None:
     assert "enough" in mesh.run("rollout", "history", rollout[0])[1]
 
 
-@pytest.mark.timeout(300)
 def test_stable_without_a_control_plane_is_taken_over(mesh: Mesh) -> None:
     """A control process that runs takes a term above the operator's."""
     status, shown, errors = mesh.run("snapshot", "stable", "--direct")

@@ -13,7 +13,7 @@ from kvmesh.cli.up import running_mesh
 from kvmesh.config import build
 from tests.integration.live_mesh import until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 
 async def test_up_starts_and_status_shows_a_control_process(

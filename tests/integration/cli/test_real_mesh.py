@@ -48,7 +48,6 @@ def wait_for_end(pid: int) -> None:
         os.close(handle)
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_finds_its_opening_in_cache(tmp_path: Path) -> None:
     """On the second turn most blocks are matched and the TTFT is shorter; afterwards all processes have ended."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
@@ -76,7 +75,6 @@ def test_the_demo_finds_its_opening_in_cache(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if each.name != reservations_path().name] == []
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_mesh_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """The engines' child processes end, too, for any end of `kvmesh up`; only a kill leaves mesh.json."""

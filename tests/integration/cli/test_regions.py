@@ -22,7 +22,7 @@ from kvmesh.cli.mesh_file import is_alive, read_meshes
 from kvmesh.redis_url import VARIABLE
 from tests.patience import Patience
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONFIG: Final = """
 [engine]

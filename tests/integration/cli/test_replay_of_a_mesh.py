@@ -17,7 +17,7 @@ from simulator.cost import Cost
 from tests.integration.generation import generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 REPLAY = [sys.executable, "-m", "kvmesh.cli.main", "replay"]
 TRACE = Path(__file__).resolve().parents[3] / "bench" / "traces" / "conversation_head.jsonl.gz"

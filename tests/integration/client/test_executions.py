@@ -14,7 +14,7 @@ from tests.integration.client.test_lost_frontends import addresses, prompts
 from tests.integration.harness import Mesh, until
 from tests.integration.scraped import settled
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 TOKENS = 150
 

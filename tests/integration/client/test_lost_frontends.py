@@ -16,7 +16,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.harness import Mesh, until
 from tests.patience import quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STREAMS = 16
 TOKENS = 400

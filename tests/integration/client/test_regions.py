@@ -21,7 +21,7 @@ from tests.integration.harness import Mesh, configure, until
 from tests.integration.lent_mesh import LentMesh
 from tests.patience import Patience, quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STREAMS = 8
 TOKENS = 300

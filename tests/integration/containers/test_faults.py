@@ -20,7 +20,7 @@ from tests.integration.containers.sidecar import FAULTS_IMAGE
 from tests.integration.live_mesh import configure, engine_ready, until
 from tests.patience import patience
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STALL_S = 1.0
 """Time after which a missing answer counts as lost, in seconds."""

@@ -24,7 +24,7 @@ from tests.integration.generation import generate, token_request
 from tests.integration.harness import ROOT, configure, running_engine, until
 from tests.integration.oracle import Oracle
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONFIG = configure(
     engine={"arithmetic": "hashed", "kv_blocks": 512, "max_sequence_tokens": 4096},

@@ -35,7 +35,7 @@ from tests.integration.replicas.caller import Caller
 from tests.integration.replicas.test_replicas import CONFIG, is_serving, service
 from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300), ONE_REDIS]
+pytestmark = [pytest.mark.mesh, ONE_REDIS]
 
 CLOCK = MonotonicClock()
 BLOCK = CONFIG.engine.block_tokens

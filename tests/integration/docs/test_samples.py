@@ -25,7 +25,7 @@ from kvmesh.cli.mesh_file import MeshFile, read_mesh
 from kvmesh.config import ROOT
 from tests.samples import Sample, exclusion, samples
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 TRACE_REQUESTS: Final = 20
 COMMAND_S_MAX: Final = 150.0

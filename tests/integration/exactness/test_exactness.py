@@ -98,7 +98,6 @@ def check(ran: list[Case], expected: list[list[int]], answers: list[Answer]) -> 
     assert not wrong, f"seed {SEED}: {len(wrong)} of {len(ran)} differ:\n" + "\n".join(wrong)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("arithmetic", "count"), [("hashed", 30), ("transformer", 9)])
 async def test_mesh_equals_engine_alone(arithmetic: str, count: int, tmp_path: Path) -> None:
     """A subset of the cases with the longest prompt is equal, token by token."""
@@ -121,7 +120,6 @@ async def test_mesh_equals_engine_alone_for_all(arithmetic: str, tmp_path: Path)
     print(f"\n{arithmetic}: {len(ran)} prompts, {tokens} tokens equal; prefill {did}")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.exactness)])
 async def test_engine_alone_equals_recompute_without_cache(count: int, tmp_path: Path) -> None:
     """Short prompts: each token of the engine equals the token computed from the whole history without a cache."""

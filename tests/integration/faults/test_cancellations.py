@@ -14,7 +14,7 @@ from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh, until
 from tests.integration.lent_mesh import LentMesh, lent_mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 BACK_S = 1.0
 """Time within which all resources of a request must be free, in seconds."""

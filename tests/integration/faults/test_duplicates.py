@@ -21,7 +21,7 @@ from tests.integration.faults.streams import requests, run_through, undisturbed
 from tests.integration.harness import Mesh, Part, until
 from tests.integration.scraped import sample
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 FORGED: Final[tuple[tuple[Role, str, str], ...]] = (
     ("decode", "192.0.2.1:7000", ""),

@@ -14,7 +14,7 @@ from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.generation import Answer, generate, generate_all, token_request
 from tests.integration.harness import Mesh, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STREAMS = 16
 OUTPUT_TOKENS = 120

@@ -15,7 +15,7 @@ from tests.chaos.truth import Truth
 from tests.integration.generation import generate_all, token_request
 from tests.integration.harness import Mesh, configure, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 
 async def test_lying_engines_of_both_roles_are_ejected_and_no_request_fails(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvmesh.models.tokenizer import ModelTokenizer
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, Part, configure, running_mesh, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONFIG = configure(
     engine={"arithmetic": "transformer"},

@@ -11,7 +11,7 @@ import pytest
 from kvmesh.client import Client
 from tests.integration.harness import configure, running_mesh, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONFIG = configure(
     engine={"arithmetic": "hashed", "kv_blocks": 512, "step_s": 0.02},

@@ -20,7 +20,7 @@ from tests.integration.lent_mesh import LentMesh, lent_mesh
 from tests.integration.replicas.thawed import until_back
 from tests.patience import quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 OUTPUT_TOKENS = 120
 HEARTBEAT_TIMEOUT_S = 6.0

@@ -17,7 +17,7 @@ from tests.integration.client.test_lost_frontends import Reader, finish, prompts
 from tests.integration.harness import Mesh, configure, until
 from tests.integration.scraped import sample
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STREAMS = 8
 TOKENS = 150

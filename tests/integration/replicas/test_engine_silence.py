@@ -19,7 +19,7 @@ from tests.integration.replicas.test_engine_port import CONFIG, running_port
 from tests.integration.replicas.thawed import until_back
 from tests.unit.triton.contract import Rig, call
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 SLACK_S = 2.0
 """Delay that a busy machine may add to a limit."""

@@ -16,7 +16,7 @@ from tests.integration.harness import until
 from tests.integration.replicas.test_replicas import CLEAN_S, CONFIG, Pair, running_pair
 from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300), ONE_REDIS]
+pytestmark = [pytest.mark.mesh, ONE_REDIS]
 
 
 def golden_run(pair: Pair, role: str) -> GoldenRun:

@@ -28,7 +28,7 @@ from tests.integration.replicas.test_replicas import CONFIG, LOCAL, is_serving, 
 from tests.integration.snapshot.control_server import ControlServer, running_control
 from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300), ONE_REDIS]
+pytestmark = [pytest.mark.mesh, ONE_REDIS]
 
 NAME = "decode-0"
 PROMPT_S_MAX = 1.0

@@ -27,7 +27,7 @@ from tests.integration.harness import ROOT, START_S_MAX, Part, configure, runnin
 from tests.integration.replicas.caller import Caller, submit
 from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONFIG = configure(
     engine={"arithmetic": "hashed", "kv_blocks": 128, "block_tokens": 32, "max_sequence_tokens": 2048},

@@ -24,7 +24,7 @@ from tests.integration.replicas.test_engine_silence import send
 from tests.integration.replicas.test_replicas import CONFIG, is_serving, kv_address, service
 from tests.one_redis import ONE_REDIS
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONTEXT, SEED, GENERATION = pb.PHASE_CONTEXT_ONLY, pb.PHASE_SEED, pb.PHASE_GENERATION_ONLY
 WARM_UP = budget_pb2.PURPOSE_WARM_UP

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import configure, running_mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CONVERSATIONS = 8
 TURNS = 3

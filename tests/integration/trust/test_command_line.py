@@ -14,7 +14,7 @@ from tests.certificates import Folder
 from tests.integration.harness import configure
 from tests.integration.trust.test_mesh import TrustedMesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 SERVER_NAME = "api.acme.example"
 CLIENT = "search.acme.example"

@@ -21,7 +21,7 @@ from tests.integration.harness import Mesh, configure, running_engine, until
 from tests.integration.oracle import Oracle
 from tests.patience import quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 STREAMS = 16
 OUTPUT_TOKENS = 200

@@ -19,7 +19,7 @@ from tests.integration.generation import generate_all, token_request
 from tests.integration.harness import Mesh, configure, until
 from tests.patience import patience
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 USER, PASSWORD = "mesh", "correct-horse"
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import pytest
 
 from kvmesh.clock import VirtualClock
 from kvmesh.config import ROOT
@@ -41,7 +40,6 @@ def connect(folder: Folder, address: str) -> set[bytes]:
     return shown
 
 
-@pytest.mark.timeout(300)
 def test_connections_at_once_during_renewals_end_no_process(tmp_path: Path) -> None:
     """gRPC frees the TLS context of a server at a renewal, although another handshake may be about to take it."""
     folder = Folder(tmp_path / "certificates")

@@ -118,7 +118,6 @@ def processes(release: Path, redis: RedisServer, tmp_path: Path) -> Iterator[dic
         one.process.wait()
 
 
-@pytest.mark.timeout(300)
 async def test_the_last_release_is_not_disturbed_and_no_rollout_starts(
     processes: dict[str, Process], redis: RedisServer
 ) -> None:

@@ -29,8 +29,6 @@ from tests.integration.control.test_trust import called_by, fault_of
 from tests.integration.router.conftest import RedisServer
 from tests.integration.warmup.warm_mesh import PACKAGES, run_command
 
-pytestmark = pytest.mark.timeout(300)
-
 VERSION = "kvmesh-1"
 KEY = ReferenceKey(VERSION, "build-1")
 NAME = package_name("prefill", KEY)

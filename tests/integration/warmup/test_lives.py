@@ -38,7 +38,6 @@ from tests.integration.warmup.warm_mesh import (
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -19,7 +19,6 @@ from tests.integration.warmup.warm_mesh import BLOCK, SERVING, TENANTS, WarmMesh
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -14,7 +14,7 @@ from tests.integration.harness import configure, running_mesh, until
 from tests.integration.scraped import sample
 from tests.raw_http2 import RawConnection, RawStream
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 SLOTS, UNREAD = 8, 24
 FIRST = 256

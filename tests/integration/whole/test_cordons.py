@@ -24,7 +24,7 @@ from tests.integration.harness import Mesh, configure, running_mesh, until
 from tests.integration.scraped import sample
 from tests.integration.snapshot.control_server import ControlServer, running_control
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 CLIENTS = 6
 TOKENS = 24

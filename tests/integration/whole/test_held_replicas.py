@@ -12,7 +12,7 @@ from tests.integration.harness import running_mesh, until
 from tests.integration.whole.test_cordons import CONFIG, Load, Plane, loaded, planned
 from tests.patience import quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 IN_USE_S_MAX = 2.0
 """Longest time from an order until every router places on the replica."""

@@ -14,7 +14,7 @@ from tests.chaos.truth import Truth
 from tests.integration.generation import Answer, generate_all, token_request
 from tests.integration.harness import configure, running_mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 MAX_TOKENS, END_PROBABILITY = 12, 0.15
 SHORT, LONG = 8, 80

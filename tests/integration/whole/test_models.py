@@ -15,7 +15,7 @@ from tests.chaos.truth import Truth
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, running_mesh, until
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 FOLDER = "tests/unit/models/folders/llama-3"
 OUTPUT = 24

@@ -23,7 +23,7 @@ from tests.integration.harness import Mesh, Part, running_mesh, until
 from tests.integration.live_mesh import pool_of
 from tests.integration.scraped import sample
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 PROMPT = list(range(100, 180))
 OUTPUT = 24

@@ -21,7 +21,7 @@ from tests.integration.harness import Mesh, running_mesh, until
 from tests.integration.scraped import sample
 from tests.patience import quiet_s
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 IN_FLIGHT = "kvmesh_frontend_shadow_in_flight"
 

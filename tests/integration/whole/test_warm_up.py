@@ -21,7 +21,7 @@ from tests.integration.generation import generate, token_request
 from tests.integration.harness import Mesh, Part, configure, running_mesh, until
 from tests.integration.scraped import sample, settled
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 RESTARTS = 3
 

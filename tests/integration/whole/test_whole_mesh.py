@@ -23,7 +23,7 @@ from tests.integration.harness import configure, running_mesh, until
 from tests.integration.scraped import sample, settled
 from tests.raw_http2 import RawConnection
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.mesh
 
 LONG = 12_000
 """Far more tokens than fit into windows and buffers between an engine and a client."""

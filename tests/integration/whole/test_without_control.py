@@ -13,7 +13,6 @@ from tests.chaos.without_control import without_canary, without_control
 
 pytestmark = [
     pytest.mark.mesh,
-    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tests.simulation.lives.runs import run
-
-pytestmark = pytest.mark.timeout(300)  # all CPU: a busy machine takes its time
 
 SEEDS = 150
 

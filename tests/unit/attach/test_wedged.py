@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import pytest
-
 from kvmesh.attach.client import ATTACH_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, AttachLink
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import MonotonicClock
@@ -16,8 +14,6 @@ from tests.unit.attach.test_streams import Collector, until
 
 CLOCK = MonotonicClock()
 WEDGED_S = 6.0
-
-pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_wedged_peer_is_lost_within_the_limit_and_attached_again_when_it_recovers() -> None:

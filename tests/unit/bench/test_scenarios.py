@@ -24,7 +24,6 @@ def test_the_index_is_loaded_and_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(figure.median > 0 for figure in results.of("index"))
 
 
-@pytest.mark.timeout(300)
 def test_the_router_forwards_between_sink_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real router finds the sources, and no stream, request or position is lost in any case."""
     monkeypatch.setattr(windows, "QUICK_CASES", (windows.Case(8, 20),))
