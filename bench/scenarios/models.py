@@ -24,11 +24,12 @@ from bench import control
 from bench.processes import TEST_CORE, Fleet
 from bench.results import ScenarioResults
 from bench.windows import Pace
-from engines.reference.adjustments import Adjustments, adjusted, allow_only
+from engines.contract.guide_text import GuideKind, GuideText
+from engines.contract.request import Adjustments, SamplingParams
+from engines.reference.adjustments import adjusted, allow_only
 from engines.reference.config import EngineConfig
-from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.loading import load_guide_compiler
-from engines.reference.sampling import SamplingParams, sample_token, top_log_probabilities
+from engines.reference.sampling import sample_token, top_log_probabilities
 from kvmesh.config import ROOT, MeshConfig
 from kvmesh.models.detokenizer import Detokenizer, LibraryDetokenizer
 from kvmesh.models.tokenizer import Conversation, ModelTokenizer

@@ -6,38 +6,13 @@ emitted tokens and the position at which its output began, gets the same logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from engines.contract.request import Adjustments
+
 Logits = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Adjustments:
-    """Parameters of a request. The defaults change nothing."""
-
-    frequency_penalty: float = 0.0
-    """Subtracted for each time that a token is in the output."""
-    presence_penalty: float = 0.0
-    """Subtracted once for each token of the output."""
-    repetition_penalty: float = 1.0
-    """Divides the positive logits of each token of prompt and output, and multiplies the negative ones."""
-    bias: npt.NDArray[np.float32] | None = None
-    """Added to the logits, [vocabulary]."""
-    output_tokens_min: int = 0
-    """Output tokens of this call before an end token is allowed."""
-
-    @property
-    def change_nothing(self) -> bool:
-        """True for the defaults."""
-        return (
-            self.bias is None
-            and not self.output_tokens_min
-            and (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) == (0.0, 0.0, 1.0)
-        )
 
 
 def adjusted(

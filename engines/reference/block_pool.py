@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from engines.contract.kv_events import BlocksRemoved, BlocksStored, KvCacheEvent
+
 Tokens = npt.NDArray[np.int32]
 
 
@@ -37,27 +39,6 @@ def chain_hashes(tokens: Tokens, block_tokens: int, root: int) -> list[int]:
         parent = xxhash.xxh3_64_intdigest(raw[offset : offset + width], seed=parent)
         hashes.append(parent)
     return hashes
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
-    """Event: blocks entered the prefix table.
-
-    In `blocks` each block is the child of the one before. `parent`: hash of the first block's parent (None: the root).
-    """
-
-    parent: int | None
-    blocks: tuple[tuple[int, bytes], ...]  # (block hash, its tokens as little-endian int32)
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
-    """Event: blocks left the prefix table (eviction)."""
-
-    hashes: tuple[int, ...]
-
-
-KvCacheEvent = BlocksStored | BlocksRemoved
 
 
 @dataclass(slots=True)

@@ -13,20 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from engines.reference import errors
+from engines.contract import errors
+from engines.contract.errors import BAD_VALUE, EngineError
+from engines.contract.guide_text import GuideText
+from engines.contract.outputs import LoadReport, PerfMetrics, RequestOutput
+from engines.contract.request import RequestKind
 from engines.reference.adjustments import adjusted, allow_only
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
-from engines.reference.errors import BAD_VALUE, EngineError
 from engines.reference.faults import NO_FAULTS, Faults
-from engines.reference.guide_text import GuideText
 from engines.reference.handoff import Handoff, HandoffTable
 from engines.reference.sampling import NO_TOKEN, sample_token, top_log_probabilities
 from engines.reference.scheduler import ScheduledChunk, Scheduler
-from engines.reference.sequence import EngineRequest, Guide, PerfMetrics, RequestKind, RequestOutput, Sequence
+from engines.reference.sequence import Guide, ReferenceRequest, Sequence
 
 INVALID_TOKEN_OFFSET = 1 << 24  # fault injection adds this to token ids; larger than any vocabulary
 
@@ -46,27 +48,6 @@ class KvPull:
     handoff: Handoff
     first_block: int
     block_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """The load of the engine; subscribers to load reports receive a JSON object with these keys."""
-
-    boot_id: str
-    blocks_total: int
-    blocks_free: int  # free or evictable: can be allocated
-    blocks_cached: int  # in the prefix table, held or evictable
-    sequences_running: int
-    sequences_waiting: int
-    handoffs_held: int
-    handoff_blocks: int
-    prefill_tokens_computed_total: int
-    prefill_tokens_cached_total: int  # from this engine's prefix cache or pulled from another engine
-    steps_total: int
-    step_s_ewma: float
-    tokens_generated_total: int
-    cold_steps_total: int = 0  # steps that took longer because a shape was cold
-    resident_bytes: int = 0  # RSS of the engine process; set by the publisher when it sends the report
 
 
 @dataclass(slots=True)
@@ -126,7 +107,7 @@ class EngineCore:
         for sequence in (*self.scheduler.running.values(), *self.scheduler.waiting):
             sequence.is_hung = sequence.is_hung or faults.hangs(sequence.request.request_id)
 
-    def submit(self, request: EngineRequest) -> Sequence | None:
+    def submit(self, request: ReferenceRequest) -> Sequence | None:
         """Queue a request and return its sequence.
 
         A rejected request gets a final output with the error, and None is returned.
@@ -394,7 +375,7 @@ class EngineCore:
         tail = prompt[len(hashes) * self.config.block_tokens :].astype("<i4", copy=False).tobytes()
         return xxhash.xxh3_64_intdigest(tail, seed=hashes[-1] if hashes else self.pool.root)
 
-    def _check_handoff(self, request: EngineRequest, hashes: list[int]) -> None:
+    def _check_handoff(self, request: ReferenceRequest, hashes: list[int]) -> None:
         """Raise EngineError if the handoff of a generation_only request cannot be continued here.
 
         A handoff is rejected if its address is not the request's `kv_peer`, or if digest, block size or prompt differ.

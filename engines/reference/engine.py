@@ -11,34 +11,35 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.reference import errors
+from engines.contract import errors
+from engines.contract.errors import TransferError
+from engines.contract.guide_text import GuideText
+from engines.contract.output_queue import OutputQueue
+from engines.contract.outputs import RequestOutput
+from engines.contract.publisher import Publisher, Subscriber
+from engines.contract.request import EngineRequest, EventCursor
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, KvPull
 from engines.reference.cost_model import Pacer
-from engines.reference.errors import TransferError
 from engines.reference.fault_injector import POLL_S, FaultInjector
-from engines.reference.guide_text import GuideText
-from engines.reference.handoff import Handoff
+from engines.reference.handoff import Handoff, decode
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
-from engines.reference.output_queue import OutputQueue
-from engines.reference.publisher import Publisher, Subscriber
-from engines.reference.request_parsing import EventCursor
 from engines.reference.scheduler import ScheduledChunk
-from engines.reference.sequence import EngineRequest, Guide, RequestOutput, Sequence
+from engines.reference.sequence import Guide, ReferenceRequest, Sequence
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Engine:
+class ReferenceEngine:
     """Runs requests on `arithmetic`; outputs go to `output_queue`, KV events and load reports to `publisher`.
 
     `digest` identifies the arithmetic, so that KV of another model is rejected. `start` once, `close` once.
@@ -98,12 +99,18 @@ class Engine:
         self.publisher.close()
 
     def submit(self, request: EngineRequest) -> None:
-        """Run a request. Its stream must be open in the output queue; a rejection arrives as the final output."""
+        """See contract.engine. A full queue, and a handoff of another engine, arrive as the final output."""
+        accepted = ReferenceRequest(
+            **{each.name: getattr(request, each.name) for each in fields(EngineRequest)},
+            handoff=decode(request.context_phase_params) if request.context_phase_params else None,
+            # Refuses a guide that cannot be met before it takes a slot.
+            compiled_guide=self._compiled(request.guide),
+        )
         with self._changed:
             is_accepted = self._queued_requests < self.config.queue_max and not self._is_closed
             if is_accepted:
                 self._queued_requests += 1
-                self._commands.append(partial(self._on_submit, request))
+                self._commands.append(partial(self._on_submit, accepted))
                 self._changed.notify()
         if not is_accepted:
             text = errors.QUEUE_FULL.format(limit=self.config.queue_max)
@@ -117,9 +124,9 @@ class Engine:
         """Cancel all open requests with this Triton id and release their handoffs. Unknown ids are ignored."""
         self._enqueue(partial(self._on_stop, request_id))
 
-    def release_handoff(self, handoff: Handoff, on_released: Callable[[], None]) -> None:
-        """Release a held handoff, then call `on_released` on the engine thread. Unknown handoffs are ignored."""
-        self._enqueue(partial(self._on_release, handoff, on_released))
+    def release_handoff(self, context_phase_params: bytes, on_released: Callable[[], None]) -> None:
+        """See contract.engine. `on_released` is called on the engine thread."""
+        self._enqueue(partial(self._on_release, decode(context_phase_params), on_released))
 
     def subscribe_events(self, key: int, subscriber: Subscriber, cursor: EventCursor | None = None) -> None:
         """Send all later KV events to `subscriber`.
@@ -132,6 +139,9 @@ class Engine:
     def subscribe_load(self, key: int, subscriber: Subscriber) -> None:
         """Send load reports to `subscriber`."""
         self._enqueue(partial(self.publisher.subscribe_load, key, subscriber))
+
+    def _compiled(self, guide: GuideText | None) -> Guide | None:
+        return None if guide is None or self.compile_guide is None else self.compile_guide(guide)
 
     # All methods below run on the engine thread, except _enqueue, _pull and _handoff_sent.
 
@@ -208,7 +218,7 @@ class Engine:
             self.output_queue.put(outputs)
         self.publisher.publish(core.pool.drain_events(), core.load())
 
-    def _on_submit(self, request: EngineRequest) -> None:
+    def _on_submit(self, request: ReferenceRequest) -> None:
         if self.faults is not None and self.core.faults.kills(request.prompt):
             self.faults.kill()
         sequence = self.core.submit(request)

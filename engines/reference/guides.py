@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from engines.reference import errors
-from engines.reference.errors import EngineError
-from engines.reference.guide_text import GUIDE_BYTES_MAX, GuideKind, GuideText
+from engines.contract import errors
+from engines.contract.errors import EngineError
+from engines.contract.guide_text import GUIDE_BYTES_MAX, GuideKind, GuideText
 
 _JSON: Any = {"whitespace_flexible": False}
 """A small model would fill its output with white space. A schema may say otherwise (`x-guidance`)."""

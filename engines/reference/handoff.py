@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
-from engines.reference import errors
-from engines.reference.errors import EngineError
+from engines.contract import errors
+from engines.contract.errors import EngineError
 
 _MAGIC = b"KVMH"
 _VERSION = 1

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from engines.reference import errors
-from engines.reference.errors import TransferError
+from engines.contract import errors
+from engines.contract.errors import TransferError
 from engines.reference.handoff import Handoff
 
 _ACK = b"ACK!"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import xxhash
 
+from engines.contract.guide_text import GuideText
 from engines.reference.arithmetic import Arithmetic
 from engines.reference.config import EngineConfig
-from engines.reference.guide_text import GuideText
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sequence import Guide
 

@@ -5,11 +5,12 @@ INVARIANT: a request resumed on another engine, with prompt + emitted tokens and
 
 import math
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from engines.contract.request import SamplingParams
 
 Logits = npt.NDArray[np.float64]
 
@@ -19,27 +20,6 @@ _NUCLEUS_START = 64
 
 NO_TOKEN = -1
 """Stands for a most likely token that is not reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling parameters of a request.
-
-    Greedy: temperature 0 or top_k 1. Cuts are off with top_k 0, and with top_p <= 0 or >= 1.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
-    seed: int = 0
-    log_probs: bool = False
-    top_log_probs: int = 0
-    """Most likely tokens to report beside each token, with their log-probabilities."""
-
-    @property
-    def is_greedy(self) -> bool:
-        """True if the most likely token is taken without a random draw."""
-        return self.temperature == 0.0 or self.top_k == 1
 
 
 def uniform(seed: int, position: int) -> float:

@@ -12,10 +12,11 @@ request overtakes it (head-of-line blocking is accepted).
 from collections import deque
 from dataclasses import dataclass, field
 
-from engines.reference import errors
+from engines.contract import errors
+from engines.contract.errors import EngineError
+from engines.contract.request import RequestKind
 from engines.reference.block_pool import BlockPool, block_hash
-from engines.reference.errors import EngineError
-from engines.reference.sequence import RequestKind, Sequence, as_block_ids
+from engines.reference.sequence import Sequence, as_block_ids
 
 
 @dataclass(frozen=True, slots=True)

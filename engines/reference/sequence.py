@@ -2,18 +2,13 @@
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.reference.adjustments import Adjustments
-from engines.reference.guide_text import GuideText
+from engines.contract.request import EngineRequest, RequestKind, Tokens
 from engines.reference.handoff import Handoff
-from engines.reference.sampling import SamplingParams
-
-Tokens = npt.NDArray[np.int32]
 
 
 class Guide(Protocol):
@@ -33,76 +28,12 @@ class Guide(Protocol):
         ...
 
 
-class RequestKind(Enum):
-    """The phases of a request that run on this engine; values of the request parameter `request_type`."""
-
-    CONTEXT_AND_GENERATION = "context_and_generation"
-    CONTEXT_ONLY = "context_only"
-    GENERATION_ONLY = "generation_only"
-
-
 @dataclass(frozen=True, slots=True)
-class PerfMetrics:
-    """Performance metrics up to the first token. Times are nanoseconds of the engine's own monotonic clock."""
+class ReferenceRequest(EngineRequest):
+    """A request with what this engine has read in it."""
 
-    alloc_total_blocks: int
-    reused_blocks: int
-    arrival_ns: int
-    first_scheduled_ns: int
-    first_token_ns: int
-    last_token_ns: int
-
-    @property
-    def alloc_new_blocks(self) -> int:
-        """Number of blocks allocated for this request, the reused ones not counted."""
-        return self.alloc_total_blocks - self.reused_blocks
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """Output of a request: tokens since the last output, or the end. Outputs of one request merge in order."""
-
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    top_ids: list[list[int]] = field(default_factory=list)  # for each token, if the request asked for them
-    top_log_probs: list[list[float]] = field(default_factory=list)
-    perf: PerfMetrics | None = None
-    handoff: bytes | None = None
-    error: str | None = None
-    is_final: bool = False
-    is_complete: bool = False  # generation finished: the response has tensors, even without a token
-
-    def merge(self, later: "RequestOutput") -> None:
-        """Append a later output of the same request."""
-        self.tokens.extend(later.tokens)
-        self.log_probs.extend(later.log_probs)
-        self.top_ids.extend(later.top_ids)
-        self.top_log_probs.extend(later.top_log_probs)
-        self.perf = self.perf or later.perf
-        self.handoff = self.handoff or later.handoff
-        self.error = self.error or later.error
-        self.is_final = self.is_final or later.is_final
-        self.is_complete = self.is_complete or later.is_complete
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A validated request. `prompt` is int32 [n], n >= 1; the engine owns it from here on."""
-
-    key: int  # unique in this engine process
-    request_id: str  # Triton's request id; may be empty, need not be unique
-    kind: RequestKind
-    prompt: Tokens
-    output_tokens_max: int
-    end_ids: frozenset[int] = frozenset()
-    output_start: int | None = None  # where the request's output begins in the prompt; None: behind it
-    adjustments: Adjustments = field(default_factory=Adjustments)
-    guide: GuideText | None = None
-    compiled_guide: Guide | None = None  # its state before the output; None: the engine compiles it
-    sampling: SamplingParams = field(default_factory=SamplingParams)
     handoff: Handoff | None = None  # for generation_only
-    kv_peer: str | None = None  # the only address that KV may be pulled from; None: the handoff's address
-    arrival_ns: int = 0
+    compiled_guide: Guide | None = None  # its state before the output; None: the engine compiles it
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +44,7 @@ class Sequence:
     blocks[0, registered) are in the prefix table. INVARIANT while running: 0 <= computed < length <= len(tokens).
     """
 
-    request: EngineRequest
+    request: ReferenceRequest
     prompt_hashes: list[int]  # block hashes of the prompt's full blocks
     tokens: Tokens = field(init=False)
     length: int = field(init=False)

@@ -5,123 +5,32 @@ directory stays until the next start with the same --work-dir.
 """
 
 import argparse
-import ctypes
-import importlib.util
-import os
-import shutil
-import signal
 import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 
+from engines.contract import tritonserver
 from engines.reference import advertise, fault_injector, model_repository
 from engines.reference.config import EngineConfig
 from engines.reference.cost_model import CostModel
 from engines.reference.loading import load_arithmetic
-from engines.reference.model_repository import ModelFacts, TritonInstallation
-from engines.reference.tensors import MODEL_NAME
+from engines.reference.model_repository import ModelFacts
 
-_PROJECT_ROOT = Path(__file__).resolve().parents[2]
-_SHARED_MEMORY = Path("/dev/shm")
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_EXIT_TIMEOUT_S = 5
-_PING_EVERY_MS = 2_000
-_PING_ANSWER_MS = 3_000
+PACKAGE = "engines.reference"
 
 
 def main() -> None:
     """Parse the options, write the model repository, exec tritonserver."""
-    options = _parser().parse_args()
+    parsed = _parser().parse_args()
+    server = tritonserver.options_of(parsed)
     try:
-        config = _config(options)
+        config = _config(parsed)
         arithmetic, digest = load_arithmetic(config)
     except (OSError, ValueError) as error:
         sys.exit(f"cannot start the reference engine: {error}")
-    if options.die_with_parent:
-        _die_with_parent()
-    work_dir = _fresh_directory(options.work_dir, options.grpc_port)
-    prefix = options.shm_prefix or f"kvmesh_{options.grpc_port}_"
-    _remove_stale_shared_memory(prefix)
-    installation = find_installation()
-    http_address = f"{options.host}:{options.http_port}"
-    pid = os.getpid()  # tritonserver's, too: it replaces this process
-    facts = ModelFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, http_address, pid, digest)
-    models, backends = model_repository.write(work_dir, installation, config, facts)
-    command = [
-        str(installation.server),
-        f"--model-repository={models}",
-        f"--backend-directory={backends}",
-        f"--http-address={options.host}",
-        f"--grpc-address={options.host}",
-        f"--metrics-address={options.host}",
-        f"--http-port={options.http_port}",
-        f"--grpc-port={options.grpc_port}",
-        f"--metrics-port={options.metrics_port}",
-        "--allow-gpu-metrics=false",
-        # The configuration is complete. Without this Triton starts a process of the model to ask for the rest, and ends it,
-        # before the process that serves.
-        "--disable-auto-complete-config",
-        "--model-control-mode=explicit",
-        f"--load-model={MODEL_NAME}",
-        f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-        # Keepalive: without it tritonserver detects an unreachable client after two hours; its requests run on until then.
-        f"--grpc-keepalive-time={_PING_EVERY_MS}",
-        f"--grpc-keepalive-timeout={_PING_ANSWER_MS}",
-        "--grpc-http2-max-pings-without-data=0",
-        f"--backend-config=python,shm-region-prefix-name={prefix}",
-    ]
-    os.execve(command[0], command, _environment())
-
-
-def find_installation() -> TritonInstallation:
-    """Return the tritonserver of the installed nvidia-pytriton wheel; exit with a message if it is not installed."""
-    found = importlib.util.find_spec("pytriton")
-    if found is None or not found.submodule_search_locations:
-        sys.exit(
-            "cannot start the reference engine: the package nvidia-pytriton is not installed; "
-            "install the extra (pip install 'kvmesh[local]')"
-        )
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return TritonInstallation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's environment with the paths that Triton's Python stub needs.
-
-    They are libpython, `python3` on PATH (for its packages), and this project. OpenBLAS gets one thread.
-    """
-    environment = dict(os.environ)
-    before = {
-        "LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR") or "",
-        "PATH": str(Path(sys.executable).parent),
-        "PYTHONPATH": str(_PROJECT_ROOT),
-    }
-    for name, first in before.items():
-        environment[name] = os.pathsep.join(part for part in (first, environment.get(name, "")) if part)
-    environment["OPENBLAS_NUM_THREADS"] = "1"
-    return environment
-
-
-def _fresh_directory(work_dir: str | None, grpc_port: int) -> Path:
-    if work_dir is None:
-        return Path(tempfile.mkdtemp(prefix=f"kvmesh-engine-{grpc_port}-"))
-    directory = Path(work_dir).resolve()
-    for name in ("repository", "backends"):
-        shutil.rmtree(directory / name, ignore_errors=True)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
-def _remove_stale_shared_memory(prefix: str) -> None:
-    """Remove the shared-memory files of a killed server with the same prefix."""
-    for path in _SHARED_MEMORY.glob(f"{prefix}*"):
-        path.unlink(missing_ok=True)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends. The setting survives the exec."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    facts = ModelFacts(
+        arithmetic.vocab_size, arithmetic.max_sequence_tokens, server.http_address, server.pid, digest
+    )
+    tritonserver.become(server, PACKAGE, model_repository.config_pbtxt(config, facts))
 
 
 def _config(options: argparse.Namespace) -> EngineConfig:
@@ -168,10 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
     add = parser.add_argument
     add("--arithmetic", choices=("transformer", "hashed"), required=True)
-    add("--host", default=default.host, help="address on which all ports listen")
+    tritonserver.add_options(parser)
     add("--advertise", default="", help=advertise.HELP)
-    for port in ("grpc", "http", "metrics", "kv"):
-        add(f"--{port}-port", type=int, required=True)
+    add("--kv-port", type=int, required=True)
     add("--kv-blocks", type=int, default=default.kv_blocks, help="capacity of the KV cache in blocks")
     add("--block-tokens", type=int, default=default.block_tokens)
     add("--max-step-tokens", type=int, default=default.step_tokens_max, help="rows that one step computes")
@@ -223,13 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--cold-s", type=float, default=default.cold_s, help="hashed only: extra seconds of a cold step")
     add(
         "--cold-runs", type=int, default=default.cold_runs, help="runs of each shape after boot that are cold"
-    )
-    add("--shm-prefix", help="prefix of this server's files in /dev/shm; default kvmesh_<grpc port>_")
-    add("--work-dir", help="directory of the model repository; default a new directory in /tmp")
-    add(
-        "--die-with-parent",
-        action="store_true",
-        help="be killed when the thread that started this process ends (Linux)",
     )
     return parser
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from engines.contract.request import SamplingParams
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import SamplingParams, sample_token
+from engines.reference.sampling import sample_token
 from tests.chaos.plan import Stream
 
 

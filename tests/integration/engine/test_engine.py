@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
+from engines.contract.request import SamplingParams
+from engines.contract.tensors import INPUTS, OUTPUTS
 from engines.reference.block_pool import chain_hashes, root_hash
-from engines.reference.sampling import SamplingParams
-from engines.reference.tensors import INPUTS, OUTPUTS
 from tests.integration.engine.conftest import BLOCK_TOKENS, BLOCKS
 from tests.integration.engine.servers import Client, Server, launch, request
 from tests.patience import patience

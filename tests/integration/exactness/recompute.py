@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engines.contract.request import SamplingParams
 from engines.reference.arithmetic import ChunkInput
-from engines.reference.sampling import SamplingParams, sample_token
+from engines.reference.sampling import sample_token
 from engines.reference.transformer import Transformer
 from kvmesh.inference.v1 import inference_pb2 as pb
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from engines.reference.sampling import SamplingParams
+from engines.contract.request import SamplingParams
 from tests.chaos.cells import Cell, Run
 from tests.chaos.plan import plan_of
 from tests.chaos.truth import Truth

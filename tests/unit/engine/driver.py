@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from engines.contract.outputs import RequestOutput
+from engines.contract.request import RequestKind, SamplingParams
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore
 from engines.reference.hashed import HashedArithmetic
-from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput
+from engines.reference.sequence import ReferenceRequest
 
 CONFIG = EngineConfig("hashed", kv_blocks=24, block_tokens=4, step_tokens_max=16, running_max=6, queue_max=20)
 ARITHMETIC = HashedArithmetic(vocab_size=64)
@@ -46,12 +47,12 @@ def request_of(
     prompt: npt.NDArray[np.int32],
     output: int,
     kind: RequestKind = RequestKind.CONTEXT_AND_GENERATION,
-) -> EngineRequest:
+) -> ReferenceRequest:
     sampling = SamplingParams(temperature=1.0 if key % 2 else 0.0, seed=key)
-    return EngineRequest(key, f"r{key}", kind, prompt, output, sampling=sampling)
+    return ReferenceRequest(key, f"r{key}", kind, prompt, output, sampling=sampling)
 
 
-def alone(request: EngineRequest) -> list[int]:
+def alone(request: ReferenceRequest) -> list[int]:
     """Return the output of a fresh engine without prefix reuse and without batching, one row per step."""
     driver = Driver(replace(CONFIG, prefix_reuse=False, running_max=1, step_tokens_max=1))
     driver.core.submit(request)

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from engines.contract.output_queue import OutputQueue
+from engines.contract.outputs import RequestOutput
+from engines.contract.request import EngineRequest, RequestKind, SamplingParams
 from engines.reference.config import EngineConfig
-from engines.reference.engine import Engine
+from engines.reference.engine import ReferenceEngine
 from engines.reference.fault_injector import FaultInjector
-from engines.reference.handoff import decode
 from engines.reference.loading import load_arithmetic
-from engines.reference.output_queue import OutputQueue
-from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import EngineRequest, RequestKind, RequestOutput
 from tests.patience import Patience
 
 CONFIG = EngineConfig(
@@ -54,7 +53,7 @@ class Answer:
 class EngineHarness:
     """One engine and its output queue."""
 
-    engine: Engine
+    engine: ReferenceEngine
     output_queue: OutputQueue
     deaths: list[str] = field(default_factory=list)  # an injected death of the process, instead of it
 
@@ -80,7 +79,7 @@ class EngineHarness:
                 prompt=prompt,
                 output_tokens_max=output,
                 sampling=sampling or SamplingParams(),
-                handoff=None if handoff is None else decode(handoff),
+                context_phase_params=handoff or b"",
                 kv_peer=kv_peer,
                 arrival_ns=time.monotonic_ns(),
             )
@@ -112,7 +111,7 @@ def running(config: EngineConfig = CONFIG, **changes: object) -> Iterator[Engine
     output_queue.start()
     deaths: list[str] = []
     faults = FaultInjector(config.faults, lambda: deaths.append("died")) if config.faults else None
-    engine = Engine(config, arithmetic, digest, output_queue, faults)
+    engine = ReferenceEngine(config, arithmetic, digest, output_queue, faults)
     engine.start()
     try:
         yield EngineHarness(engine, output_queue, deaths)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.reference.adjustments import Adjustments, adjusted, allow_only
+from engines.contract.errors import EngineError
+from engines.contract.guide_text import GuideKind, GuideText
+from engines.contract.request import Adjustments, SamplingParams
+from engines.reference.adjustments import adjusted, allow_only
 from engines.reference.config import EngineConfig
-from engines.reference.errors import EngineError
-from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.loading import load_guide_compiler
-from engines.reference.sampling import SamplingParams, sample_token, top_log_probabilities
+from engines.reference.sampling import sample_token, top_log_probabilities
 from kvmesh.config import ROOT
 from kvmesh.models.tokenizer import ModelTokenizer
 

@@ -8,14 +8,8 @@ import numpy.typing as npt
 import pytest
 import xxhash
 
-from engines.reference.block_pool import (
-    BlockPool,
-    BlocksRemoved,
-    BlocksStored,
-    block_hash,
-    chain_hashes,
-    root_hash,
-)
+from engines.contract.kv_events import BlocksRemoved, BlocksStored
+from engines.reference.block_pool import BlockPool, block_hash, chain_hashes, root_hash
 
 _WIDTH = 4
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engines.contract.request import RequestKind
 from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
 from engines.reference.config import EngineConfig, from_json
 from engines.reference.cost_model import CostModel
-from engines.reference.sequence import RequestKind
 from tests.unit.engine.driver import CONFIG, Driver, request_of
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference import errors
-from engines.reference.adjustments import Adjustments
+from engines.contract import errors
+from engines.contract.guide_text import GuideKind, GuideText
+from engines.contract.request import Adjustments, RequestKind
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.cost_model import CostModel, Pacer
-from engines.reference.guide_text import GuideKind, GuideText
 from engines.reference.handoff import decode
 from engines.reference.sampling import sample_token
-from engines.reference.sequence import RequestKind, Sequence
+from engines.reference.sequence import Sequence
 from kvmesh.triton.errors import InvalidRequest, of_text
 from tests.unit.engine.driver import ARITHMETIC, CONFIG, Driver, alone, request_of
 

@@ -4,9 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference.handoff import decode
-from engines.reference.sampling import NO_TOKEN, SamplingParams
-from engines.reference.sequence import RequestKind
+from engines.contract.request import RequestKind, SamplingParams
+from engines.reference.sampling import NO_TOKEN
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 
@@ -57,7 +56,7 @@ def test_release_and_timeout_end_a_handoff() -> None:
         blob = prefill.run(_prompt(1, 40), 4, RequestKind.CONTEXT_ONLY).handoff
         assert blob is not None
         for _ in range(2):
-            prefill.engine.release_handoff(decode(blob), lambda: None)
+            prefill.engine.release_handoff(blob, lambda: None)
         wait_until(prefill.is_empty, "released")
 
 

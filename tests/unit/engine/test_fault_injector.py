@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engines.contract.request import RequestKind
+from engines.contract.resident_memory import ResidentMemory
 from engines.reference import fault_injector
 from engines.reference.cost_model import CostModel
 from engines.reference.fault_injector import POLL_S, TEXT_MAX_BYTES, FaultInjector
 from engines.reference.faults import LEAK_TOTAL_MAX_BYTES, NO_FAULTS, Faults
-from engines.reference.resident_memory import ResidentMemory
-from engines.reference.sequence import RequestKind
 from engines.reference.serve import _config, _parser
 from tests.unit.engine.engines import CONFIG, EngineHarness, running, wait_until
 from tests.unit.engine.test_publisher import Collector

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines.reference import errors, faults
+from engines.contract import errors
+from engines.contract.request import RequestKind, SamplingParams
+from engines.reference import faults
 from engines.reference.config import EngineConfig
 from engines.reference.faults import NO_FAULTS, Faults
 from engines.reference.handoff import decode
-from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import EngineRequest, RequestKind, Sequence
+from engines.reference.sequence import ReferenceRequest, Sequence
 from tests.unit.engine.driver import CONFIG, Driver, alone, request_of
 
 _EACH = (
@@ -31,7 +32,7 @@ def _drain(driver: Driver) -> None:
         pass
 
 
-def _request(key: int, output: int = 12) -> EngineRequest:
+def _request(key: int, output: int = 12) -> ReferenceRequest:
     return request_of(key, np.arange(key, key + 9, dtype=np.int32) % 64, output)
 
 

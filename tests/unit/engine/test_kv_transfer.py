@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference import errors, kv_transfer
-from engines.reference.errors import EngineError, TransferError
+from engines.contract import errors
+from engines.contract.errors import EngineError, TransferError
+from engines.reference import kv_transfer
 from engines.reference.handoff import Handoff, HandoffTable, decode
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from tests.patience import quiet_s

@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.reference import errors
-from engines.reference.block_pool import BlocksRemoved, BlocksStored
-from engines.reference.kv_events import (
+from engines.contract import errors
+from engines.contract.kv_events import (
     MESSAGE_BLOCKS_MAX,
+    BlocksRemoved,
+    BlocksStored,
     EventReplayBuffer,
     NumberedEvent,
     batch_messages,
     snapshot_messages,
 )
-from engines.reference.publisher import Publisher
-from engines.reference.request_parsing import EventCursor
+from engines.contract.publisher import Publisher
+from engines.contract.request import EventCursor
 from tests.unit.engine.engines import CONFIG, running, wait_until
 
 _TOKENS = bytes(4 * CONFIG.block_tokens)

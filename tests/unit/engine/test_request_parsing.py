@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.reference import request_parsing
-from engines.reference.errors import EngineError
+from engines.contract import request_parsing
+from engines.contract.errors import EngineError
+from engines.contract.request import ControlRequest, EngineRequest, EventCursor, RequestKind, RequestLimits
 from engines.reference.model_repository import ModelFacts, config_pbtxt
-from engines.reference.request_parsing import ControlRequest, EventCursor, RequestLimits
-from engines.reference.sequence import EngineRequest, RequestKind
 from tests.unit.engine.engines import CONFIG
 
 _LIMITS = RequestLimits(vocab_size=100, max_sequence_tokens=50)

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engines.reference.sampling import SamplingParams, sample_token, uniform
+from engines.contract.request import SamplingParams
+from engines.reference.sampling import sample_token, uniform
 
 
 def _sorted_reference(logits: npt.NDArray[np.float64], position: int, sampling: SamplingParams) -> int:

@@ -15,7 +15,7 @@ from tests.patience import Patience
 
 _MODEL = """
 import mmap, os, sys
-from engines.reference.server_watchdog import ServerWatchdog
+from engines.contract.server_watchdog import ServerWatchdog
 with open(sys.argv[1], "r+b") as shared:
     region = mmap.mmap(shared.fileno(), 0)
 watchdog = ServerWatchdog("127.0.0.1:1", int(sys.argv[2]) or os.getppid(), lambda: None)
@@ -74,7 +74,7 @@ def test_a_model_whose_server_died_before_it_began_ends() -> None:
 
 _HUNG_MODEL = """
 import ctypes, os, sys
-from engines.reference.server_watchdog import ServerWatchdog
+from engines.contract.server_watchdog import ServerWatchdog
 ServerWatchdog("127.0.0.1:1", os.getppid(), lambda: None).start()
 print("watching", os.getpid(), flush=True)
 ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock, as a stub that waits for a dead server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from engines.reference import errors as engine_texts
+from engines.contract import errors as engine_texts
 from kvmesh.triton import errors
 from kvmesh.triton.errors import (
     CallError,

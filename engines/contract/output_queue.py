@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engines.reference.sequence import RequestOutput
+from engines.contract.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,11 @@ class OutputQueue:
         """Open the stream of a request; called before the first `put` for its key."""
         with self._changed:
             self._open_streams[key] = stream
+
+    def withdraw(self, key: int) -> None:
+        """Close the stream of a request that was rejected before its first output; nothing is sent."""
+        with self._changed:
+            self._open_streams.pop(key, None)
 
     def open_streams(self) -> list[tuple[int, ResponseStream]]:
         """Return the streams without a final message yet."""

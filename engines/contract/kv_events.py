@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.reference.block_pool import BlocksStored, KvCacheEvent
-
 MESSAGE_BLOCKS_MAX = 32
 """Blocks in one message; only a single event with more blocks exceeds the limit.
 
@@ -27,6 +25,27 @@ REPLAY_BLOCKS_MAX = 2048
 """Blocks in the replay buffer, some 0.5 MB: far more than a cache turns over while a subscriber changes streams."""
 
 _PRIORITY = 35  # TensorRT-LLM's default retention priority
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Event: blocks entered the prefix table.
+
+    In `blocks` each block is the child of the one before. `parent`: hash of the first block's parent (None: the root).
+    """
+
+    parent: int | None
+    blocks: tuple[tuple[int, bytes], ...]  # (block hash, its tokens as little-endian int32)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Event: blocks left the prefix table (eviction)."""
+
+    hashes: tuple[int, ...]
+
+
+KvCacheEvent = BlocksStored | BlocksRemoved
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,17 @@ from typing import Protocol
 
 import msgspec
 
-from engines.reference import errors
-from engines.reference.block_pool import BlocksStored, KvCacheEvent
-from engines.reference.core import LoadReport
-from engines.reference.kv_events import EventReplayBuffer, NumberedEvent, batch_messages, snapshot_messages
-from engines.reference.resident_memory import ResidentMemory
+from engines.contract import errors
+from engines.contract.kv_events import (
+    BlocksStored,
+    EventReplayBuffer,
+    KvCacheEvent,
+    NumberedEvent,
+    batch_messages,
+    snapshot_messages,
+)
+from engines.contract.outputs import LoadReport
+from engines.contract.resident_memory import ResidentMemory
 
 COALESCE_S = 0.002  # coalescing window: events wait this long, to be sent in one message
 BUFFERED_EVENTS_MAX = 4096  # per subscriber

@@ -3,20 +3,24 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.reference import errors
-from engines.reference.adjustments import Adjustments
-from engines.reference.errors import EngineError
-from engines.reference.guide_text import GuideKind, GuideText
-from engines.reference.handoff import Handoff, decode
-from engines.reference.sampling import SamplingParams
-from engines.reference.sequence import EngineRequest, RequestKind
+from engines.contract import errors
+from engines.contract.errors import EngineError
+from engines.contract.guide_text import GuideKind, GuideText
+from engines.contract.request import (
+    Adjustments,
+    ControlRequest,
+    EngineRequest,
+    EventCursor,
+    RequestKind,
+    RequestLimits,
+    ResponseOptions,
+    SamplingParams,
+)
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
 """Returns an input tensor by name, shape [1, ...], or None if the request has no tensor of that name."""
@@ -26,41 +30,6 @@ PENALTY_MAX = 2.0
 """Largest frequency and presence penalty, and the smallest without its sign."""
 REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
 TOP_LOG_PROBS_MAX = 20
-
-
-class ControlRequest(Enum):
-    """Kinds of requests that generate no tokens; values of the request parameter `request_type`."""
-
-    KV_EVENTS = "kv_events"
-    LOAD_REPORT = "load_report"
-    RELEASE_HANDOFF = "release_handoff"
-    STOP = "stop"  # set by the tensor `stop`, not by the parameter
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """Limits of the values in a request."""
-
-    vocab_size: int
-    max_sequence_tokens: int
-    has_guides: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
-    """Options of the response, from the request's tensors."""
-
-    is_streaming: bool = False
-    has_perf: bool = False
-    has_log_probs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EventCursor:
-    """The position of a subscriber in the stream of KV events: the last event it has received."""
-
-    boot_id: str
-    event_id: int
 
 
 def parse_event_cursor(parameters: str) -> EventCursor | None:
@@ -138,18 +107,18 @@ def parse_request(
         adjustments=_adjustments(tensor, limits),
         guide=_guide(tensor, limits),
         sampling=_sampling(tensor, limits),
-        handoff=parse_handoff(tensor) if kind is RequestKind.GENERATION_ONLY else None,
+        context_phase_params=parse_handoff(tensor) if kind is RequestKind.GENERATION_ONLY else b"",
         kv_peer=None if kv_peer is None else str(kv_peer),
         arrival_ns=arrival_ns,
     )
 
 
-def parse_handoff(tensor: TensorLookup) -> Handoff:
-    """Return the handoff in context_phase_params; raises EngineError if it is missing or malformed."""
+def parse_handoff(tensor: TensorLookup) -> bytes:
+    """Return the handoff in context_phase_params; raises EngineError if it is missing."""
     blob = tensor("context_phase_params")
     if blob is None or blob.size == 0:
         raise EngineError(errors.CONTEXT_PARAMS_MISSING)
-    return decode(blob.tobytes())
+    return blob.tobytes()
 
 
 def _prompt(tensor: TensorLookup, limits: RequestLimits) -> npt.NDArray[np.int32]:

@@ -1,0 +1,162 @@
+"""The Triton Python-backend model that all engines share: passes requests to the engine and sends its responses.
+
+INVARIANT: `execute` never blocks; it parses tensors, opens a stream and returns. Triton loads the subclass of an engine
+through the generated model.py of the model repository.
+"""
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils  # provided by Triton's Python stub
+
+from engines.contract import errors, request_parsing
+from engines.contract.engine import Engine
+from engines.contract.errors import EngineError
+from engines.contract.output_queue import CancellationPoller, OutputQueue, ResponseStream
+from engines.contract.request import ControlRequest, RequestKind, RequestLimits, ResponseOptions
+from engines.contract.response_streams import (
+    FINAL,
+    GenerationStream,
+    SubscriptionStream,
+    answer_empty,
+    error_response,
+)
+from engines.contract.server_watchdog import ServerWatchdog
+
+_SWITCH_INTERVAL_S = 0.0005  # Python's default of 5 ms would let a step delay the sending thread
+_HTTP_ADDRESS = "127.0.0.1:8000"  # of a tritonserver that was started by hand, with its default port
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """A running engine with the limits of its requests. `cancellation_check_s`: period of the cancellation poll."""
+
+    engine: Engine
+    limits: RequestLimits
+    cancellation_check_s: float = 0.05
+
+
+class TritonModel(ABC):
+    """The class that Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
+
+    @abstractmethod
+    def start_engine(
+        self, parameters: dict[str, str], output_queue: OutputQueue, kill_server: Callable[[], None]
+    ) -> StartedEngine:
+        """Start the engine described by the model's `parameters`, those of config.pbtxt.
+
+        Its outputs go to `output_queue`. `kill_server` is the death of the whole server, as an injected fault.
+        """
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the engine and the threads of the model."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        written = json.loads(args["model_config"])["parameters"]
+        parameters = {name: value["string_value"] for name, value in written.items()}
+        self._keys = itertools.count(1)
+        self._subscriptions: dict[int, SubscriptionStream] = {}
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._output_queue = OutputQueue()
+        self._output_queue.start()
+        server_pid = int(parameters.get("server_pid") or os.getppid())
+        address = parameters.get("http_address") or _HTTP_ADDRESS
+        self._watchdog = ServerWatchdog(address, server_pid, self.finalize)
+        started = self.start_engine(parameters, self._output_queue, self._watchdog.kill_server)
+        self._engine, self._limits = started.engine, started.limits
+        self._cancellation_poller = CancellationPoller(
+            self._live, self._engine.cancel, started.cancellation_check_s
+        )
+        self._cancellation_poller.start()
+        self._watchdog.start()
+
+    def execute(self, requests_: list[Any]) -> None:
+        """Start requests; responses go through their response senders."""
+        arrival_ns = time.monotonic_ns()
+        self._watchdog.record_request()
+        for request in requests_:
+            sender = request.get_response_sender()
+            try:
+                self._take(request, sender, arrival_ns)
+            except EngineError as error:
+                sender.send(error_response(str(error)), flags=FINAL)
+
+    def finalize(self) -> None:
+        """Stop the engine; open requests end with an error. Idempotent."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._cancellation_poller.close()
+        self._engine.close()
+        self._output_queue.close()
+
+    def _take(self, request: Any, sender: Any, arrival_ns: int) -> None:
+        def tensor(name: str) -> npt.NDArray[Any] | None:
+            found = pb_utils.get_input_tensor_by_name(request, name)
+            return None if found is None else found.as_numpy()
+
+        parameters = request.parameters()
+        kind = request_parsing.parse_request_kind(parameters, tensor)
+        if isinstance(kind, ControlRequest):
+            self._serve(kind, request.request_id(), parameters, sender, tensor)
+            return
+        key = next(self._keys)
+        engine_request = request_parsing.parse_request(
+            kind, key, request.request_id(), parameters, tensor, self._limits, arrival_ns
+        )
+        response_options = request_parsing.parse_response_options(tensor)
+        if kind is RequestKind.CONTEXT_ONLY and not response_options.is_streaming:
+            response_options = ResponseOptions(
+                True, response_options.has_perf, response_options.has_log_probs
+            )  # context_only has one response in any case
+        self._output_queue.open(key, GenerationStream(sender, response_options))
+        try:
+            self._engine.submit(engine_request)
+        except EngineError:
+            self._output_queue.withdraw(key)
+            raise
+
+    def _serve(
+        self,
+        kind: ControlRequest,
+        request_id: str,
+        parameters: str,
+        sender: Any,
+        tensor: request_parsing.TensorLookup,
+    ) -> None:
+        if kind is ControlRequest.STOP:
+            if not request_id:
+                raise EngineError(errors.STOP_WITHOUT_ID)
+            self._engine.stop(request_id)
+            sender.send(flags=FINAL)
+        elif kind is ControlRequest.RELEASE_HANDOFF:
+            self._engine.release_handoff(request_parsing.parse_handoff(tensor), lambda: answer_empty(sender))
+        else:
+            cursor, max_bytes = (
+                request_parsing.parse_event_cursor(parameters),
+                request_parsing.parse_max_bytes(parameters),
+            )
+            key = next(self._keys)
+            stream = SubscriptionStream(sender, kind.value, max_bytes, lambda: self._forget(key))
+            self._subscriptions[key] = stream
+            if kind is ControlRequest.KV_EVENTS:
+                self._engine.subscribe_events(key, stream, cursor)
+            else:
+                self._engine.subscribe_load(key, stream)
+
+    def _forget(self, key: int) -> None:
+        self._subscriptions.pop(key, None)
+
+    def _live(self) -> list[tuple[int, ResponseStream]]:
+        # The cancellation poller uses only is_cancelled.
+        return [*self._output_queue.open_streams(), *list(self._subscriptions.items())]  # type: ignore[list-item]
