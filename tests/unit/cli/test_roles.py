@@ -96,7 +96,7 @@ def test_commands_name_the_module_and_every_port() -> None:
     )
     assert words[1:3] == ["-m", "services.router"]
     assert [option_of(words, name) for name in ("id", "listen", "redis", "none")] == ["r-1", "h:2", "u", ""]
-    words = engine_command("h", {"grpc": 1, "kv": 2}, more=("--salt", "s"))
+    words = engine_command("reference", "h", {"grpc": 1, "kv": 2}, more=("--salt", "s"))
     assert [option_of(words, name) for name in ("grpc-port", "kv-port", "salt", "host")] == [
         "1",
         "2",
