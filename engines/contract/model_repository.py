@@ -32,15 +32,21 @@ class TritonInstallation:
         return [*backend, stub]
 
 
-def write_model(directory: Path, package: str, config: str) -> Path:
+def write_model(directory: Path, package: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:
     """Create the model repository `directory` with the model of `package`; return the folder of its version.
 
-    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt.
+    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt. `files`: further
+    files by their path in the model's folder; one of them may replace `1/model.py`.
     """
-    version = directory / MODEL_NAME / "1"
+    model = directory / MODEL_NAME
+    version = model / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL.format(package=package))
-    (directory / MODEL_NAME / "config.pbtxt").write_text(config)
+    (model / "config.pbtxt").write_text(config)
+    for name, content in (files or {}).items():
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return version
 
 
