@@ -261,9 +261,7 @@ def _or_none(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _numbers(
-    tensor: TensorLookup, field: str, low: int, high: int, *, count: int | None = None
-) -> list[int]:
+def _numbers(tensor: TensorLookup, field: str, low: int, high: int, *, count: int | None = None) -> list[int]:
     values = tensor(field)
     if values is None:
         raise EngineError(errors.MISSING_INPUT.format(field=field))
