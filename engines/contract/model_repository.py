@@ -6,11 +6,25 @@ from pathlib import Path
 
 from engines.contract.tensors import MODEL_NAME, Input, Output
 
-_MODEL = """\
+IMPORT_PATH = """\
+# Triton's Python stub ignores PYTHONPATH (seen with 2.51 and Python 3.11).
+sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+"""
+"""Statements of a model.py that needs PYTHONPATH."""
+
+_MODEL = (
+    """\
 \"\"\"Generated; the model lives in {package}.\"\"\"
 
-from {package}.triton_model import TritonPythonModel
+import os
+import sys
+
 """
+    + IMPORT_PATH
+    + """
+from {package}.triton_model import TritonPythonModel  # noqa: E402
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,21 +20,24 @@ _ENGINES: Final = Path(__file__).resolve().parents[1]
 _SHIPPED: Final = ("contract", "tensorrt_llm")
 """Packages that the model imports, beside those of _MODEL."""
 
-_MODEL: Final = '''\
+_MODEL: Final = f'''\
 """Generated; the model lives in engines.tensorrt_llm beside this file."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
+
+{contract.IMPORT_PATH}
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 _NEEDED = ("msgspec", "numpy", "xxhash", "yaml", "tensorrt_llm")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 if _MISSING:
     raise ImportError(
-        f"The Python of this Triton lacks {', '.join(_MISSING)}: install them (pip install msgspec xxhash pyyaml) "
-        "in a container with TensorRT-LLM."
+        "The Python of this Triton lacks " + ", ".join(_MISSING) + ": install it in a container with TensorRT-LLM "
+        "(pip install msgspec xxhash pyyaml)."
     )
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from engines.tensorrt_llm.triton_model import TritonPythonModel  # noqa: E402
 '''

@@ -234,8 +234,12 @@ def _transceiver(llm: Mapping[str, Any]) -> dict[str, Any] | None:
     given = llm.get("cache_transceiver_config")
     if given is None:
         return None
-    backend = given.get("backend") if isinstance(given, Mapping) else given
-    if backend not in BACKENDS or not isinstance(given, Mapping):
+    if not isinstance(given, Mapping):
+        raise SettingsRefused(
+            "cache_transceiver_config is no table: allowed are the fields of CacheTransceiverConfig."
+        )
+    backend = given.get("backend")
+    if backend not in BACKENDS:
         raise SettingsRefused(
             f"cache_transceiver_config.backend = {backend!r}: allowed are UCX and NIXL, because prefill and decode are "
             "servers of their own."
@@ -248,7 +252,8 @@ def _transceiver(llm: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _loras(given: Any, llm: Mapping[str, Any]) -> dict[int, Lora]:
     found = {}
-    for number, each in given.items() if isinstance(given, Mapping) else [(given, None)]:
+    rows: list[tuple[Any, Any]] = list(given.items()) if isinstance(given, Mapping) else [(given, {})]
+    for number, each in rows:
         is_number = isinstance(number, int) and not isinstance(number, bool) and number > 0
         is_pair = isinstance(each, Mapping) and set(each) == {"name", "path"}
         if not is_number or not is_pair:
