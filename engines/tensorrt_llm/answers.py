@@ -39,14 +39,14 @@ class Answer:
     def step(self, result: Any, now_ns: int) -> RequestOutput:
         """Return the news of `result`, a RequestOutput of TensorRT-LLM. The last output is final."""
         told = result.outputs[0]
-        is_final = result.finished
-        output = RequestOutput(told.token_ids_diff, is_final=is_final, is_complete=is_final)
+        tokens, is_final = told.token_ids_diff, result.finished
+        output = RequestOutput(tokens, is_final=is_final, is_complete=is_final)
         if self._has_log_probs:
             self._add_log_probs(output, told.logprobs_diff)
-        if not self.tokens_told and output.tokens:
+        if not self.tokens_told and tokens:
             self.cached_tokens = int(result.cached_tokens or 0)
             output.perf = self._perf(now_ns)
-        self.tokens_told += len(output.tokens)
+        self.tokens_told += len(tokens)
         return output
 
     def _perf(self, now_ns: int) -> PerfMetrics:

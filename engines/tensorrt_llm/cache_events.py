@@ -12,11 +12,10 @@ tell the adapter (LoRA) of a block, so blocks of adapters look like those of the
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import numpy as np
 
 from engines.contract.kv_events import BlocksRemoved, BlocksStored, KvCacheEvent
 
@@ -166,8 +165,7 @@ class CacheEvents:
 
 
 def _tokens(block: Mapping[str, Any], width: int) -> bytes | None:
-    """Return the tokens of a full block as little-endian int32; None for a block that cannot be named by token ids."""
+    """Return the tokens of a full block as int32, little-endian as the machine; None if token ids cannot name the block."""
     tokens = block["tokens"]
-    if len(tokens) != width or any(each["token_extra_id"] for each in tokens):
-        return None
-    return np.array([each["token_id"] for each in tokens], dtype="<i4").tobytes()
+    ids = [each["token_id"] for each in tokens if not each["token_extra_id"]]
+    return array("i", ids).tobytes() if len(ids) == len(tokens) == width else None

@@ -1,13 +1,14 @@
-"""The engine on the LLM API: one thread with an event loop that holds the LLM, and a task for each request.
+"""The engine on the LLM API: one thread with an event loop that holds the LLM.
 
-All public methods but `start` and `close` are thread-safe: they schedule a call in the event loop. Outputs leave through
-the step collector. TensorRT-LLM's errors end their request. An error that ends the LLM itself ends all requests and then
-the server, so that its supervisor starts it anew.
+All public methods but `start` and `close` are thread-safe: they schedule a call in the event loop. Responses are read by
+the step reader, through which all outputs leave. TensorRT-LLM's errors end their request. An error that ends the LLM
+itself ends all requests and then the server, so that its supervisor starts it anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
@@ -29,16 +30,18 @@ from engines.contract.request import EngineRequest, EventCursor, RequestKind
 from engines.tensorrt_llm import handoff as handoffs
 from engines.tensorrt_llm.answers import Answer, first_log_probs
 from engines.tensorrt_llm.cache_events import CacheEvents
-from engines.tensorrt_llm.collector import StepCollector
 from engines.tensorrt_llm.handoff import Handoff, HandoffCheck
 from engines.tensorrt_llm.load import Load
 from engines.tensorrt_llm.settings import QUEUE_MAX, Settings
+from engines.tensorrt_llm.step_reader import Reading, StepReader
 
 _log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02
 """Period of KV cache events and statistics while requests run. Each poll is a call to TensorRT-LLM's worker process."""
 IDLE_POLL_S: Final = 0.25
+STATS_PERIOD_S: Final = 0.05
+"""Least period of statistics: load reports leave as often."""
 STATS_S: Final = 10.0
 """Longest wait for the statistics of the first prompt."""
 REASON_MAX: Final = 500
@@ -56,7 +59,6 @@ class _Running:
 
     answer: Answer
     result: Any = None
-    task: asyncio.Task[None] | None = None
     is_over: bool = False
 
     @property
@@ -87,22 +89,24 @@ class TensorRtLlmEngine:
     # All fields below belong to the thread of the event loop.
     _llm: Any = None
     _running: dict[int, _Running] = field(default_factory=dict)
-    _collector: StepCollector = field(init=False)
+    _reader: StepReader = field(init=False)
     _events: CacheEvents = field(init=False)
     _load: Load = field(init=False)
     _check: HandoffCheck = field(init=False)
     _handoff_ids: int = 0
+    _submitted: asyncio.Event = field(init=False)
     _stopping: asyncio.Event = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.settings
         self.publisher = Publisher(self.boot_id)
-        self._collector = StepCollector(self._loop, self.output_queue.put)
+        self._reader = StepReader(self._loop, self.output_queue.put)
         self._events = CacheEvents(settings.tokens_per_block, settings.kv_blocks)
         self._load = Load(
             self.boot_id, settings.kv_blocks, settings.max_batch_size, settings.transfer_timeout_s
         )
         self._check = HandoffCheck(self.api.version(), settings.digest)
+        self._submitted = asyncio.Event()
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
@@ -213,11 +217,9 @@ class TensorRtLlmEngine:
             polling.cancel()
             for running in list(self._running.values()):
                 self._end(running, RequestOutput(error=errors.SHUTTING_DOWN, is_final=True))
-                if running.task is not None:
-                    running.task.cancel()
-            self._collector.flush()
-            tasks = [each.task for each in self._running.values() if each.task is not None]
-            await asyncio.gather(polling, *tasks, return_exceptions=True)
+            self._reader.flush()
+            await self._reader.close()
+            await asyncio.gather(polling, return_exceptions=True)
         finally:
             self._llm.shutdown()  # llm.py@4c05a748
 
@@ -258,12 +260,17 @@ class TensorRtLlmEngine:
 
     async def _poll(self) -> None:
         """Pass KV cache events and load on, while the engine lives."""
+        stats_s = 0.0
         while True:
+            was_busy = bool(self._running)
+            self._submitted.clear()
+            self._reader.sweep()
             events, stats = [], []
             try:
                 if self.settings.has_events:
                     events = await _drain(self.api.cache_events(self._llm))
-                if self.settings.llm.get("enable_iter_perf_stats"):
+                if self.settings.llm.get("enable_iter_perf_stats") and self._loop.time() >= stats_s:
+                    stats_s = self._loop.time() + STATS_PERIOD_S
                     stats = await _drain(self.api.iteration_stats(self._llm))
             except Exception:  # noqa: BLE001  # the next poll may succeed; requests tell an LLM that has ended
                 _log.exception("polling TensorRT-LLM failed")
@@ -277,7 +284,11 @@ class TensorRtLlmEngine:
                     "were dropped",
                     self.settings.llm["kv_cache_config"]["event_buffer_max_size"],
                 )
-            await asyncio.sleep(POLL_S if self._running else IDLE_POLL_S)
+            if was_busy or self._running:
+                await asyncio.sleep(POLL_S)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._submitted.wait(), IDLE_POLL_S)
 
     def _publish(self, events: list[Mapping[str, Any]]) -> None:
         found = self._events.apply(events)
@@ -287,7 +298,7 @@ class TensorRtLlmEngine:
         request = running.request
         if self._is_closing:
             self._release()
-            self._collector.add(request.key, RequestOutput(error=errors.SHUTTING_DOWN, is_final=True))
+            self._reader.add(request.key, RequestOutput(error=errors.SHUTTING_DOWN, is_final=True))
             return
         try:
             running.result = self.api.generate(
@@ -299,34 +310,37 @@ class TensorRtLlmEngine:
             return
         self._running[request.key] = running
         self._load.open_requests = len(self._running)
-        running.task = self._loop.create_task(self._follow(running))
+        self._submitted.set()
+        on_response, on_end = partial(self._on_response, running), partial(self._on_end, running)
+        self._reader.start(Reading(running.result, on_response, on_end))
 
     def _release(self) -> None:
         with self._lock:
             self._accepted -= 1
 
-    async def _follow(self, running: _Running) -> None:
-        """Pass the outputs of one request on until TensorRT-LLM has ended it."""
-        result, answer, key, add = running.result, running.answer, running.request.key, self._collector.add
-        is_plain = running.request.kind is not RequestKind.CONTEXT_ONLY
-        try:
-            async for _ in result:
-                if running.is_over:
-                    continue
-                output = answer.step(result, time.monotonic_ns())
-                if output.perf is not None:
-                    self._count_prompt(answer)
-                self._load.tokens_generated += len(output.tokens)
-                if output.is_final or not is_plain:
-                    self._finish(running, output)
-                else:
-                    add(key, output)
-        except Exception as error:  # noqa: BLE001  # any error of TensorRT-LLM ends the request
+    def _on_response(self, running: _Running) -> None:
+        """Pass the news of one request on."""
+        if running.is_over:
+            return
+        answer = running.answer
+        output = answer.step(running.result, time.monotonic_ns())
+        if output.perf is not None:
+            self._count_prompt(answer)
+        self._load.tokens_generated += len(output.tokens)
+        if output.is_final:
+            self._finish(running, output)
+        else:
+            self._reader.add(running.request.key, output)
+
+    def _on_end(self, running: _Running, error: Exception | None) -> None:
+        """Forget a request that TensorRT-LLM has ended."""
+        if error is not None:
             self._fail(running, error, is_started=True)
-        finally:
-            self._running.pop(key, None)
-            self._load.open_requests = len(self._running)
-            self._release()
+        elif not running.is_over:
+            self._fail_with(running, "TensorRT-LLM ended the request without a last response")
+        self._running.pop(running.request.key, None)
+        self._load.open_requests = len(self._running)
+        self._release()
 
     def _count_prompt(self, answer: Answer) -> None:
         prompt = len(answer.request.prompt)
@@ -376,7 +390,7 @@ class TensorRtLlmEngine:
     def _end(self, running: _Running, output: RequestOutput) -> None:
         if not running.is_over:
             running.is_over = True
-            self._collector.add(running.request.key, output)
+            self._reader.add(running.request.key, output)
 
     def _fail(self, running: _Running, error: Exception, *, is_started: bool) -> None:
         """End a request after an error of TensorRT-LLM, and the server if the error has ended the LLM."""

@@ -30,6 +30,10 @@ class ResultQueue:
         if self._items:
             self._event.set()
 
+    def empty(self) -> bool:
+        """Return whether no item waits."""
+        return not self._items
+
     async def get(self, timeout: float | None = None) -> Any:
         """Return the next item. With a timeout of 0 an empty queue raises asyncio.QueueEmpty at once."""
         while not self._items:
