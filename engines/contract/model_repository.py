@@ -9,6 +9,12 @@ from engines.contract.tensors import MODEL_NAME, Input, Output
 _MODEL = """\
 \"\"\"Generated; the model lives in {package}.\"\"\"
 
+import os
+import sys
+
+# Some stubs start Python isolated, without the folders of PYTHONPATH.
+sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+
 from {package}.triton_model import TritonPythonModel
 """
 

@@ -45,6 +45,7 @@ class EngineConfig:
     end_token: int = 2  # hashed only
     end_probability: float = 0.0  # hashed only, per position
     hide_end_token: bool = False  # outputs omit the end token, as TensorRT-LLM's C++ backend does
+    seeded_resume: bool = True  # tell that a resumed request continues with the same tokens, where it does
     model_version: str = "1"
     handoff_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0  # deadline of one KV transfer, connection setup included
@@ -92,9 +93,9 @@ class EngineConfig:
         check_option(self.faults)
 
     @property
-    def is_batch_invariant(self) -> bool:
-        """True if the tokens depend on the request alone, so that a resumed request continues with the same ones."""
-        return self.arithmetic != "torch"
+    def offers_seeded_resume(self) -> bool:
+        """True if the model tells `seeded_resume`. The tokens of torch depend on the batch, too."""
+        return self.seeded_resume and self.arithmetic != "torch"
 
     @property
     def has_guides(self) -> bool:

@@ -63,6 +63,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         end_token=options.end_token,
         end_probability=options.end_probability,
         hide_end_token=options.hide_end_token,
+        seeded_resume=not options.no_seeded_resume,
         model_version=options.model_version,
         handoff_timeout_s=options.handoff_timeout_s,
         pull_timeout_s=options.pull_timeout_s,
@@ -109,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         "--hide-end-token",
         action="store_true",
         help="omit end_id from the output, as TensorRT-LLM's C++ backend does",
+    )
+    add(
+        "--no-seeded-resume",
+        action="store_true",
+        help="do not tell the capability, as an engine whose tokens depend on the batch",
     )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)

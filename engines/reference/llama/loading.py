@@ -92,6 +92,8 @@ def _device(asked: str) -> str:
     try:
         import torch
     except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise ValueError(
             "the arithmetic torch needs PyTorch 2.4 or later, which is not installed: pip install torch"
         ) from error
