@@ -52,6 +52,7 @@ from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pool_sections import PoolTable, VersionTable
 from kvmesh.redis_url import without_password
 from kvmesh.region_sections import Region, RegionTable
+from kvmesh.roles import EXTERNAL
 from kvmesh.tenants import sections as tenant_sections
 from kvmesh.tenants.sections import ClassTable, KeyTable, OrganisationTable, TenantTable
 
@@ -107,7 +108,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
         with mistakes.noted():
             region_sections.validate(self.region, self.regions, is_trusted=bool(self.trust.certificate))
-        for check in (self._check_tenants, self._check_frontend):
+        for check in (self._check_tenants, self._check_frontend, self._check_engines):
             with mistakes.noted():
                 check()
         mistakes.refuse()
@@ -124,6 +125,43 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 'frontend.client_authority needs trust.certificate, which is "": health checks then show a certificate '
                 "of the mesh to the frontend."
             )
+
+    def _check_engines(self) -> None:
+        """Raise ConfigError unless the addresses of engines are given where the engines are external, and only there."""
+        given: dict[str, tuple[str, ...]] = {"decode.engines": self.decode.engines}
+        others = {"prefill.engines": self.prefill.engines}
+        if self.pools:
+            others |= given
+            given = {f"pools.{name}.decode_engines": pool.decode_engines for name, pool in self.pools.items()}
+            others |= {
+                f"pools.{name}.prefill_engines": pool.prefill_engines for name, pool in self.pools.items()
+            }
+        is_external = self.engine.kind == EXTERNAL
+        mistakes = Mistakes()
+        for key, addresses in (given | others).items():
+            with mistakes.noted():
+                if addresses and not is_external:
+                    raise ConfigError(
+                        f'{key} needs engine.kind = "{EXTERNAL}": it is "{self.engine.kind}", for which `kvmesh up` '
+                        "starts the engines."
+                    )
+                if addresses and self.pools and not key.startswith("pools."):
+                    role = key.partition(".")[0]
+                    raise ConfigError(
+                        f"{key} is not used beside [pools.NAME]: allowed is pools.NAME.{role}_engines."
+                    )
+                if is_external and not addresses and key in given:
+                    raise ConfigError(
+                        f'{key} = [] beside engine.kind = "{EXTERNAL}": allowed is one address of an engine or more.'
+                    )
+        taken = [address for addresses in (given | others).values() for address in addresses]
+        for address in dict.fromkeys(taken):
+            with mistakes.noted():
+                if taken.count(address) > 1:
+                    raise ConfigError(
+                        f'"{address}" is the engine of {taken.count(address)} replicas: allowed is one for each engine.'
+                    )
+        mistakes.refuse()
 
     def _check_tenants(self) -> None:
         anonymous, runtime_max_s = self.frontend.anonymous_tenant, self.frontend.runtime_max_s

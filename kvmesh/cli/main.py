@@ -27,6 +27,7 @@ from kvmesh.cli.control.region_commands import region
 from kvmesh.cli.control.rollout_commands import rollout
 from kvmesh.cli.control.shadow_commands import shadow
 from kvmesh.cli.control.snapshot_commands import freeze, snapshot
+from kvmesh.cli.engine_commands import engine
 from kvmesh.cli.found_mesh import first_mesh
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_meshes
 from kvmesh.cli.options import (
@@ -92,6 +93,7 @@ app.add_typer(rollout, name="rollout")
 app.add_typer(shadow, name="shadow")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(profile, name="profile")
+app.add_typer(engine, name="engine")
 replica_commands.add_to(replicas)
 
 
