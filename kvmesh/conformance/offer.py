@@ -76,7 +76,9 @@ def offer_of(metadata: Any, config: Any, given: Mapping[str, int] | None = None)
 def _merged(parameters: Mapping[str, str], name: str, given: int) -> int:
     told = _number(parameters, name)
     if told and given and told != given:
-        raise Disagreement(f"{name} is {told} by the model's parameters, but {given} by the options or metrics.")
+        raise Disagreement(
+            f"{name} is {told} by the model's parameters, but {given} by the options or metrics."
+        )
     return told or given
 
 
