@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kvmesh.advertise import split
+from kvmesh.advertise import peer
 from kvmesh.bad_option import BadOption
 from kvmesh.cli.options import refuse_outside
 
@@ -66,7 +66,7 @@ def conformance(
 
     for option, address in (("--triton", triton), ("--pair", pair), ("--metrics", metrics)):
         if address or option == "--triton":
-            _check_address(option, address)
+            peer(address, option)
     if pair == triton:
         raise BadOption(f'--pair = "{pair}" is the address of --triton: allowed is another engine.')
     refuse_outside("--vocab-size", vocab_size, 64, INT32_MAX, " tokens")
@@ -91,10 +91,3 @@ def conformance(
     )
     run = command.Run(triton=triton, pair=pair, model=model, metrics=metrics, sizes=sizes, settings=settings)
     raise typer.Exit(run_interruptible(command.conformance(run, as_json=as_json)))
-
-
-def _check_address(option: str, address: str) -> None:
-    try:
-        split(address, option, port_min=1)
-    except ValueError as error:
-        raise BadOption(f"{error}") from None

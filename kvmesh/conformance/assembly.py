@@ -61,11 +61,10 @@ async def opened_trial(target: Target, settings: Settings) -> AsyncIterator[Tria
 @asynccontextmanager
 async def _watching(trial: Trial, metrics: str) -> AsyncIterator[None]:
     """Set the watch of the trial: by load reports where there are any, else by metrics."""
-    most = trial.share.concurrency
     if "load_report" in trial.offer.outputs:
         reports = ReportSource(trial.engine)
         following = asyncio.create_task(reports.run(), name="load-reports")
-        trial.watch = StateWatch(reports, trial.engine, most)
+        trial.watch = StateWatch(reports, trial.engine)
         try:
             yield
         finally:
@@ -75,7 +74,7 @@ async def _watching(trial: Trial, metrics: str) -> AsyncIterator[None]:
     if metrics:
         page = await fetch_page(metrics, trial.offer.model)
         if page.state() is not None:
-            trial.watch = StateWatch(MetricsSource(trial.engine, metrics, trial.prompts), trial.engine, most)
+            trial.watch = StateWatch(MetricsSource(trial.engine, metrics, trial.prompts), trial.engine)
     yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -32,9 +31,9 @@ async def run_checks(trial: Trial, checks: Sequence[Check], progress: Progress) 
     try:
         for check in checks:
             progress(check, None)
-            begun_s = time.monotonic()
+            begun_s = asyncio.get_running_loop().time()
             verdict = not_judged(LOST) if is_lost else await _verdict(trial, check)
-            row = Row(check.capability, check.name, verdict, time.monotonic() - begun_s)
+            row = Row(check.capability, check.name, verdict, asyncio.get_running_loop().time() - begun_s)
             rows.append(row)
             progress(check, row)
             if verdict.outcome is Outcome.FAIL and not is_lost:

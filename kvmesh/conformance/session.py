@@ -129,7 +129,10 @@ MESSAGES_MAX: Final = 256
 
 
 class Session:
-    """Calls of all checks to one engine. `sent`: calls so far."""
+    """Calls of all checks to one engine.
+
+    `sent`: requests so far. `most_open`: largest number of calls that were open at once since it was set to 0.
+    """
 
     def __init__(
         self, client: Client, offer: Offer, concurrency: int, prefix: str, *, call_s: float = CALL_S
@@ -139,6 +142,8 @@ class Session:
         self.offer = offer
         self.call_s = call_s
         self.sent = 0
+        self.most_open = 0
+        self._open_count = 0
         self._tensors = RequestTensors(frozenset(offer.inputs), offer.vocab_size)
         self._free = asyncio.Semaphore(concurrency)
         self._prefix = prefix
@@ -175,7 +180,7 @@ class Session:
         call = self.call(prompt, output, **fields)
         inputs = self._tensors.of_call(call)
         made = Recording()
-        async with self._free:
+        async with self._place():
             await self._read(
                 call.request_id,
                 change(inputs) if change else inputs,
@@ -190,7 +195,7 @@ class Session:
         """Run a call, cancel it at `moment`, and return what came before. A call that ends earlier is not cancelled."""
         call = self.call(prompt, output, **fields)
         made = Recording()
-        async with self._free:
+        async with self._place():
             reading = asyncio.create_task(
                 self._read(call.request_id, self._tensors.of_call(call), parameters_of(call), made)
             )
@@ -259,6 +264,17 @@ class Session:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.clear()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Wait until one more call may be open."""
+        async with self._free:
+            self._open_count += 1
+            self.most_open = max(self.most_open, self._open_count)
+            try:
+                yield
+            finally:
+                self._open_count -= 1
 
     async def _once(self, inputs: list[InferInput], **options: Any) -> None:
         self.sent += 1

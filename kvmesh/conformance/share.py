@@ -39,7 +39,9 @@ class Share:
 
     concurrency: int
     cancelled_tokens: int
-    """Output tokens of a call that is to be cancelled."""
+    """Output tokens of each of `concurrency` calls that are to be cancelled."""
+    single_tokens: int
+    """Output tokens of a single call that is to be cancelled."""
     long_prompt_tokens: int
     """Two full blocks and a half one."""
     sequence_tokens: int
@@ -55,11 +57,16 @@ def share_of(offer: Offer) -> Share:
         concurrency = min(concurrency, offer.max_sequences // SEQUENCES_SHARE)
     concurrency = max(1, concurrency)
     limit = offer.max_sequence_tokens or CALL_TOKENS_MIN + CANCELLED_TOKENS_MAX
-    longest = min(tokens // concurrency, limit) - PROMPT_TOKENS
     fits = offer.max_sequence_tokens <= min(SEQUENCE_TOKENS_MAX, tokens)
     return Share(
         concurrency=concurrency,
-        cancelled_tokens=max(OUTPUT_TOKENS, min(CANCELLED_TOKENS_MAX, longest)),
+        cancelled_tokens=_cancelled(min(tokens // concurrency, limit)),
+        single_tokens=_cancelled(min(tokens, limit)),
         long_prompt_tokens=2 * width + width // 2 + 1,
         sequence_tokens=offer.max_sequence_tokens if fits else 0,
     )
+
+
+def _cancelled(tokens: int) -> int:
+    """Return the output of a call to be cancelled whose sequence may have `tokens`."""
+    return max(OUTPUT_TOKENS, min(CANCELLED_TOKENS_MAX, tokens - PROMPT_TOKENS))

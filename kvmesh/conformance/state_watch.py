@@ -7,13 +7,13 @@ and allows for its blocks.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from kvmesh.conformance.engine_state import EngineState, Freeing, MetricsPage, Slack, Traffic, state_of_report
 from kvmesh.conformance.prompts import Prompts
 from kvmesh.conformance.session import Session
+from kvmesh.conformance.verdict import Judged, not_judged
 from kvmesh.triton.errors import EngineLost
 from kvmesh.triton.subscription_policy import RENEW_BYTES
 
@@ -46,7 +46,7 @@ class Source(Protocol):
     """Largest number of requests in a state since it was set to 0."""
 
     async def look(self) -> EngineState:
-        """Return the present state. Raises CallError."""
+        """Return the present state. Raises CallError, or Judged if no state can be read."""
         ...
 
     async def requests_total(self) -> int | None:
@@ -87,7 +87,8 @@ class ReportSource:
                 await self._came.wait()
         except TimeoutError:
             if self._state is None:
-                raise EngineLost(f"no load report came within {FETCH_S:g} s") from None
+                fault = f"no load report that can be read came within {FETCH_S:g} s"
+                raise Judged(not_judged(fault)) from None
         assert self._state is not None
         return self._state
 
@@ -129,41 +130,40 @@ class MetricsSource:
 class StateWatch:
     """Compares states of an engine before and behind a check."""
 
-    def __init__(self, source: Source, session: Session, own_most: int) -> None:
-        """`own_most`: calls that a check may have open at once."""
+    def __init__(self, source: Source, session: Session) -> None:
         self.source = source
         self._session = session
-        self._own_most = own_most
-        self._was_quiet = False
+        self.was_quiet = False
+        """True if no request ran for a while before the last `begin` returned."""
         self._counted: int | None = None
         self._sent = 0
 
-    async def begin(self) -> EngineState:
-        """Wait until the engine is quiet, for up to QUIET_S, and return its state. Raises CallError."""
-        begun_s = quiet_since_s = time.monotonic()
+    async def begin(self, wait_s: float = QUIET_S) -> EngineState:
+        """Wait until the engine is quiet, for up to `wait_s`, and return its state. Raises CallError."""
+        begun_s = quiet_since_s = asyncio.get_running_loop().time()
         state = await self.source.look()
         while True:
-            now_s = time.monotonic()
+            now_s = asyncio.get_running_loop().time()
             if state.requests > self.source.slack.requests:
                 quiet_since_s = now_s
-            self._was_quiet = now_s - quiet_since_s >= 2 * STABLE_S
-            if self._was_quiet or now_s - begun_s >= QUIET_S:
+            self.was_quiet = now_s - quiet_since_s >= 2 * STABLE_S
+            if self.was_quiet or now_s - begun_s >= wait_s:
                 break
             before, state = state, await self.source.look()
             if state.blocks_used != before.blocks_used:
-                quiet_since_s = time.monotonic()
-        self.source.most = 0
+                quiet_since_s = asyncio.get_running_loop().time()
+        self.source.most = self._session.most_open = 0
         self._sent = self._session.sent
         self._counted = await self.source.requests_total()
         return state
 
     async def until_back(self, start: EngineState, timeout_s: float) -> Freeing:
         """Watch until the engine is back at `start` and stays so, for up to `timeout_s`. Raises CallError."""
-        begun_s = time.monotonic()
+        begun_s = asyncio.get_running_loop().time()
         back_s: float | None = None
         while True:
             state = await self.source.look()
-            now_s = time.monotonic()
+            now_s = asyncio.get_running_loop().time()
             if not self.source.slack.is_back(state, start):
                 back_s = None
             elif back_s is None:
@@ -175,8 +175,8 @@ class StateWatch:
 
     async def reaches(self, start: EngineState, handoffs: int, timeout_s: float) -> bool:
         """Watch until the engine holds `handoffs` more handoffs than at `start`, or more blocks."""
-        begun_s = time.monotonic()
-        while time.monotonic() - begun_s < timeout_s:
+        begun_s = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - begun_s < timeout_s:
             state = await self.source.look()
             if state.handoffs >= start.handoffs + handoffs or state.blocks_used > start.blocks_used:
                 return True
@@ -185,9 +185,9 @@ class StateWatch:
     async def _traffic(self) -> Traffic:
         total = await self.source.requests_total()
         counted = None if total is None or self._counted is None else total - self._counted
-        slack = self.source.slack.requests
+        own_most = self._session.most_open + self.source.slack.requests
         own = self._session.sent - self._sent
-        return Traffic(self._was_quiet, self.source.most, self._own_most + slack, counted, own)
+        return Traffic(self.was_quiet, self.source.most, own_most, counted, own)
 
 
 async def fetch_page(address: str, model: str) -> MetricsPage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.session import CALL_S, Session
 from kvmesh.conformance.share import PROMPT_TOKENS, Share
 from kvmesh.conformance.state_watch import StateWatch
-from kvmesh.conformance.verdict import Judged, not_judged
+from kvmesh.conformance.verdict import Judged, Outcome, Verdict, not_judged
 
 FREE_S: Final = 1.0
 """Longest time until an engine has freed the blocks of a cancelled call."""
@@ -69,6 +69,19 @@ class Trial:
     async def good(self, prompt: Sequence[int], output: int, **fields: Any) -> Recording:
         """Return the answer to a call that must end well. Raises Judged."""
         return judgements.good(await self.engine.ask(prompt, output, **fields))
+
+    async def twice(self, judge: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """Judge a comparison of greedy answers; a fail counts if it is repeated.
+
+        Results of an engine that is not batch-invariant vary by chance.
+        """
+        first = await judge()
+        if first.outcome is not Outcome.FAIL:
+            return first
+        second = await judge()
+        if second.outcome is Outcome.FAIL:
+            return second
+        return not_judged(f"it failed in one of two runs: {first.why}")
 
     @property
     def vocab_size(self) -> int:

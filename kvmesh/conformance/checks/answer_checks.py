@@ -13,6 +13,9 @@ from kvmesh.conformance.tensor_changes import flags
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Verdict, failed, judged, not_judged, not_offered, passed
 
+Fields = Callable[[int], dict[str, Any]]
+"""Returns the fields of a call that ends at this token."""
+
 STREAM_TOKENS: Final = 32
 STREAMS: Final = 3
 """Attempts to see more than one response: a fast engine may send all tokens at once."""
@@ -53,7 +56,7 @@ async def _repeatable(trial: Trial) -> Verdict:
     return passed("two greedy answers agree, and one goes on behind its first half")
 
 
-async def _ended(trial: Trial, fields: Callable[[int], dict[str, Any]]) -> tuple[str, bool]:
+async def _ended(trial: Trial, fields: Fields) -> tuple[str, bool]:
     """Return (fault, whether the output has the end token) of an answer that ends by itself.
 
     `fields`: those of a call that ends at this token.
@@ -65,6 +68,13 @@ async def _ended(trial: Trial, fields: Callable[[int], dict[str, Any]]) -> tuple
     return judgements.ended(tokens, answer, position)
 
 
+async def _stops(trial: Trial, fields: Fields, why: str) -> Verdict:
+    async def once() -> Verdict:
+        return judged((await _ended(trial, fields))[0], why)
+
+    return await trial.twice(once)
+
+
 def _end_id(end: int) -> dict[str, Any]:
     return {"end_token_id": end}
 
@@ -74,8 +84,7 @@ def _word(end: int) -> dict[str, Any]:
 
 
 async def _end(trial: Trial) -> Verdict:
-    fault, _ = await _ended(trial, _end_id)
-    return judged(fault, "the answer stops at end_id")
+    return await _stops(trial, _end_id, "the answer stops at end_id")
 
 
 async def _end_token(trial: Trial) -> Verdict:
@@ -93,8 +102,7 @@ async def _end_token(trial: Trial) -> Verdict:
 
 
 async def _stop_words(trial: Trial) -> Verdict:
-    fault, _ = await _ended(trial, _word)
-    return judged(fault, "the answer stops at a word of one token")
+    return await _stops(trial, _word, "the answer stops at a word of one token")
 
 
 _STOP_WORDS: Final = input_need("stop_words_list", FALLBACKS["stop_words"])

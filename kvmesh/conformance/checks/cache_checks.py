@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -23,9 +23,9 @@ KV_EVENTS: Final = "kv_events"
 
 async def _take(messages: Messages, log: EventLog, is_enough: Callable[[], bool], wait_s: float) -> bool:
     """Take messages until `is_enough`. Return False if the time is over, or the stream has ended."""
-    ends_s = time.monotonic() + wait_s
+    ends_s = asyncio.get_running_loop().time() + wait_s
     while not is_enough():
-        message = await messages.get(max(0.0, ends_s - time.monotonic()))
+        message = await messages.get(max(0.0, ends_s - asyncio.get_running_loop().time()))
         if message is None:
             if messages.error is not None:
                 raise Judged(failed(f"the subscription failed: {messages.error}"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from kvmesh.conformance import engine_state, handoff_judgements, judgements
+from kvmesh.conformance import freeing, handoff_judgements, judgements
 from kvmesh.conformance.check import Check, Need, capability_need
+from kvmesh.conformance.engine_state import EngineState
 from kvmesh.conformance.fallbacks import FALLBACKS
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.share import OUTPUT_TOKENS
 from kvmesh.conformance.trial import Trial
-from kvmesh.conformance.verdict import Verdict, failed, judged, not_judged
+from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged
 from kvmesh.triton.errors import CallError
 from kvmesh.triton.port import CallKind
 
@@ -46,10 +47,13 @@ async def _decoded(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
 
 
 async def _same_tokens(trial: Trial) -> Verdict:
-    prompt, first = await _prefilled(trial)
-    rest = await _decoded(trial, prompt, first.handoff)
-    whole = await trial.greedy(prompt, OUTPUT_TOKENS)
-    return handoff_judgements.same_tokens(prompt, first, rest, whole)
+    async def once() -> Verdict:
+        prompt, first = await _prefilled(trial)
+        rest = await _decoded(trial, prompt, first.handoff)
+        whole = await trial.greedy(prompt, OUTPUT_TOKENS)
+        return handoff_judgements.same_tokens(prompt, first, rest, whole)
+
+    return await trial.twice(once)
 
 
 async def _first_token(trial: Trial) -> Verdict:
@@ -82,28 +86,25 @@ async def _wrong_prompt(trial: Trial) -> Verdict:
 
 
 async def _released(trial: Trial) -> Verdict:
-    start = await trial.watched.begin()
-    _, first = await _prefilled(trial)
-    is_seen = await trial.watched.reaches(start, 1, HELD_S)
-    for _ in range(2):  # it is idempotent
-        try:
-            await trial.engine.release(first.handoff)
-        except CallError as error:
-            return failed(f"release_handoff failed: {type(error).__name__}: {error}")
-    if not is_seen:
-        return not_judged("the load did not show the held handoff")
-    seen = await trial.watched.until_back(start, trial.settings.free_s + HELD_S)
-    bound_s = trial.settings.free_s + trial.watched.source.look_s
-    return engine_state.freed("after release_handoff", seen, bound_s)
+    async def release(start: EngineState) -> None:
+        _, first = await _prefilled(trial)
+        if not await trial.watched.reaches(start, 1, HELD_S):
+            raise Judged(not_judged("the load did not show the held handoff"))
+        for _ in range(2):  # it is idempotent
+            try:
+                await trial.engine.release(first.handoff)
+            except CallError as error:
+                raise Judged(failed(f"release_handoff failed: {type(error).__name__}: {error}")) from None
+
+    return await freeing.freed(trial, "after release_handoff", release)
 
 
 async def _pulled(trial: Trial) -> Verdict:
-    start = await trial.watched.begin()
-    prompt, first = await _prefilled(trial)
-    judgements.good(await _decoded(trial, prompt, first.handoff))
-    seen = await trial.watched.until_back(start, trial.settings.free_s + HELD_S)
-    bound_s = trial.settings.free_s + trial.watched.source.look_s
-    return engine_state.freed("after decode has pulled the handoff", seen, bound_s)
+    async def pull(_: EngineState) -> None:
+        prompt, first = await _prefilled(trial)
+        judgements.good(await _decoded(trial, prompt, first.handoff))
+
+    return await freeing.freed(trial, "after decode has pulled the handoff", pull)
 
 
 async def _context_only(trial: Trial) -> Verdict:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kvmesh.conformance import engine_state
+from kvmesh.conformance import engine_state, freeing
 from kvmesh.conformance.check import CHECK_S, Check, Need, input_need
+from kvmesh.conformance.engine_state import EngineState
 from kvmesh.conformance.fallbacks import FALLBACKS
+from kvmesh.conformance.judgements import must
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.session import Moment, random_moment
 from kvmesh.conformance.trial import Trial
@@ -18,8 +20,8 @@ HEARTBEAT_S: Final = 3.0
 
 REPORTS: Final = 3
 
-WATCH_S: Final = 5.0
-"""Time for which blocks that are not back are watched."""
+LEAVE_S: Final = 30.0
+"""Longest time until nothing of the random cancels is left, requests of others included."""
 
 CANCEL_S: Final = 0.5
 """Time that one of the random cancels may take, on average."""
@@ -43,13 +45,12 @@ async def _reports(trial: Trial) -> Verdict:
 
 async def _freed(trial: Trial, moment: Moment) -> Verdict:
     """Cancel one call, and judge when its blocks are free."""
-    start = await trial.watched.begin()
-    answer = await trial.engine.cancelled(trial.prompt(), trial.share.cancelled_tokens, moment)
-    if fault := _cancel_fault(answer):
-        return failed(fault)
-    seen = await trial.watched.until_back(start, WATCH_S)
-    bound_s = trial.settings.free_s + trial.watched.source.look_s
-    return engine_state.freed("after a cancel", seen, bound_s)
+
+    async def cancel(_: EngineState) -> None:
+        answer = await trial.engine.cancelled(trial.prompt(), trial.share.single_tokens, moment)
+        must(_cancel_fault(answer))
+
+    return await freeing.freed(trial, "after a cancel", cancel)
 
 
 async def _cancelled_stream(trial: Trial) -> Verdict:
@@ -80,8 +81,8 @@ async def _random_cancels(trial: Trial) -> Verdict:
             tasks.create_task(cancel_some())
     if faults:
         return failed(faults[0])
-    seen = await trial.watched.until_back(start, WATCH_S)
-    return engine_state.freed(f"after {trial.settings.cancels} cancels", seen, WATCH_S)
+    seen = await trial.watched.until_back(start, LEAVE_S)
+    return engine_state.freed(f"after {trial.settings.cancels} cancels", seen, LEAVE_S)
 
 
 def _cancel_fault(answer: Recording) -> str:

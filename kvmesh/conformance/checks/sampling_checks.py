@@ -19,14 +19,21 @@ OTHER_SEEDS: Final = (1, 2, 3)
 BIAS: Final = 200.0
 """Above the difference of any two logits of a model. Steps of bf16 at this size are 1."""
 
-SECOND_BIAS: Final = BIAS - 30.0
+SECOND_BIAS: Final = BIAS - 46.0
+"""Logits of two tokens differ by less than the two biases: by up to 38 in hashed arithmetic."""
+
 PENALTY: Final = 2.0
 PENALISED_TOKENS: Final = 48
-"""With the penalty for each use, the second bias is the larger one behind half of these tokens."""
+"""With the penalty for each use, the second token wins within these tokens: 2 * 46 > 46 + 38."""
 
 GUIDE: Final = "[0-9]{4}"
 GUIDE_TOKENS: Final = 4
 """Most tokens of GUIDE."""
+
+
+def _extras(prompt: tuple[int, ...], **fields: Any) -> SamplingExtras:
+    """Return further parameters of a call whose output begins behind `prompt`."""
+    return SamplingExtras(output_start=len(prompt), **fields)
 
 
 async def _logprobs(trial: Trial) -> Verdict:
@@ -36,8 +43,9 @@ async def _logprobs(trial: Trial) -> Verdict:
 
 
 async def _top_logprobs(trial: Trial) -> Verdict:
-    extras = SamplingExtras(alternatives=ALTERNATIVES)
-    answer = await trial.engine.ask(trial.prompt(), OUTPUT_TOKENS, logprobs=True, extras=extras)
+    prompt = trial.prompt()
+    extras = _extras(prompt, alternatives=ALTERNATIVES)
+    answer = await trial.engine.ask(prompt, OUTPUT_TOKENS, logprobs=True, extras=extras)
     return judgements.top_logprobs(answer, ALTERNATIVES)
 
 
@@ -64,10 +72,9 @@ async def _seeded_resume(trial: Trial) -> Verdict:
 
 async def _bias(trial: Trial) -> Verdict:
     _ = trial.vocab_size
-    token = trial.prompts.draw(1)[0]
-    answer = await trial.engine.ask(
-        trial.prompt(), OUTPUT_TOKENS, extras=SamplingExtras(bias=((token, BIAS),))
-    )
+    prompt, token = trial.prompt(), trial.prompts.draw(1)[0]
+    extras = _extras(prompt, bias=((token, BIAS),))
+    answer = await trial.engine.ask(prompt, OUTPUT_TOKENS, extras=extras)
     return judgements.forced(answer, token, OUTPUT_TOKENS)
 
 
@@ -75,14 +82,14 @@ async def _penalties(trial: Trial) -> Verdict:
     """Compare two biases with and without a penalty, where biases are offered; else only see that it is taken."""
     prompt, first = trial.prompt(), trial.prompts.draw(1)[0]
     if not trial.offer.capabilities.logit_bias or not trial.offer.vocab_size:
-        extras = SamplingExtras(frequency_penalty=PENALTY, presence_penalty=PENALTY, repetition_penalty=2.0)
+        extras = _extras(prompt, frequency_penalty=PENALTY, presence_penalty=PENALTY, repetition_penalty=2.0)
         answer = await trial.engine.ask(prompt, OUTPUT_TOKENS, extras=extras)
         return judged(judgements.end_fault(answer), "a call with penalties is taken")
     second = trial.prompts.other_than((first,))
     bias = ((first, BIAS), (second, SECOND_BIAS))
     plain, penalised = [
         await trial.engine.ask(
-            prompt, PENALISED_TOKENS, extras=SamplingExtras(bias=bias, frequency_penalty=penalty)
+            prompt, PENALISED_TOKENS, extras=_extras(prompt, bias=bias, frequency_penalty=penalty)
         )
         for penalty in (0.0, PENALTY)
     ]
@@ -96,20 +103,22 @@ async def _min_tokens(trial: Trial) -> Verdict:
     end = tokens[position]
     least = position + OUTPUT_TOKENS // 4
     answer = await trial.engine.ask(
-        prompt, OUTPUT_TOKENS, end_token_id=end, extras=SamplingExtras(min_tokens=least)
+        prompt, OUTPUT_TOKENS, end_token_id=end, extras=_extras(prompt, min_tokens=least)
     )
     return judgements.delayed(tokens, end, tokens.index(end), least, answer)
 
 
 async def _guided(trial: Trial) -> Verdict:
-    extras = SamplingExtras(guide_kind=GuideKind.REGEX, guide=GUIDE)
-    answer = await trial.engine.ask(trial.prompt(), OUTPUT_TOKENS, extras=extras, **_end(trial))
+    prompt = trial.prompt()
+    extras = _extras(prompt, guide_kind=GuideKind.REGEX, guide=GUIDE)
+    answer = await trial.engine.ask(prompt, OUTPUT_TOKENS, extras=extras, **_end(trial))
     return judgements.guided(answer, GUIDE_TOKENS, OUTPUT_TOKENS)
 
 
 async def _json(trial: Trial) -> Verdict:
-    extras = SamplingExtras(guide_kind=GuideKind.JSON)
-    answer = await trial.engine.ask(trial.prompt(), OUTPUT_TOKENS, extras=extras, **_end(trial))
+    prompt = trial.prompt()
+    extras = _extras(prompt, guide_kind=GuideKind.JSON)
+    answer = await trial.engine.ask(prompt, OUTPUT_TOKENS, extras=extras, **_end(trial))
     if fault := judgements.end_fault(answer):
         return failed(fault)
     return judged(
@@ -119,7 +128,7 @@ async def _json(trial: Trial) -> Verdict:
 
 async def _guided_resume(trial: Trial) -> Verdict:
     prompt = trial.prompt()
-    extras = SamplingExtras(guide_kind=GuideKind.JSON, output_start=len(prompt))
+    extras = _extras(prompt, guide_kind=GuideKind.JSON)
     whole = await trial.greedy(prompt, OUTPUT_TOKENS, extras=extras, **_end(trial))
     half = len(whole) // 2
     if not half:
