@@ -154,10 +154,10 @@ class Freeing:
 
 def freed(what: str, seen: Freeing, bound_s: float) -> Verdict:
     """Judge whether an engine is back at its state within `bound_s` seconds after `what`."""
-    if seen.is_back and seen.seconds <= bound_s:
-        return passed(f"back at {seen.start} after {seen.seconds:.2f} s")
     if seen.traffic.has_others:
         return not_judged("other requests ran")
+    if seen.is_back and seen.seconds <= bound_s:
+        return passed(f"back at {seen.start} after {seen.seconds:.2f} s")
     if seen.is_back:
         return failed(
             f"{what}: back at {seen.start} only after {seen.seconds:.2f} s, allowed are {bound_s:g} s"

@@ -29,6 +29,9 @@ CANCELLED_TOKENS_MAX: Final = 512
 BLOCK_TOKENS_ASSUMED: Final = 64
 """Block size of an engine that does not tell it: above the default of TensorRT-LLM (32)."""
 
+SEQUENCE_TOKENS_ASSUMED: Final = 192
+"""Longest sequence of an engine that does not tell its limit: every model has more."""
+
 SEQUENCE_TOKENS_MAX: Final = 16384
 """A longer sequence is not tried: its prefill would delay other requests."""
 
@@ -56,7 +59,7 @@ def share_of(offer: Offer) -> Share:
     if offer.max_sequences:
         concurrency = min(concurrency, offer.max_sequences // SEQUENCES_SHARE)
     concurrency = max(1, concurrency)
-    limit = offer.max_sequence_tokens or CALL_TOKENS_MIN + CANCELLED_TOKENS_MAX
+    limit = offer.max_sequence_tokens or SEQUENCE_TOKENS_ASSUMED
     fits = offer.max_sequence_tokens <= min(SEQUENCE_TOKENS_MAX, tokens)
     return Share(
         concurrency=concurrency,

@@ -185,7 +185,9 @@ class StateWatch:
     async def _traffic(self) -> Traffic:
         total = await self.source.requests_total()
         counted = None if total is None or self._counted is None else total - self._counted
-        own_most = self._session.most_open + self.source.slack.requests
+        most_open = self._session.most_open
+        # Of several calls, those that were cancelled a moment ago may still be seen beside their successors.
+        own_most = (most_open if most_open <= 1 else 2 * most_open) + self.source.slack.requests
         own = self._session.sent - self._sent
         return Traffic(self.was_quiet, self.source.most, own_most, counted, own)
 

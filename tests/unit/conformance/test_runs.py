@@ -11,9 +11,11 @@ import pytest
 from engines.contract.request import ControlRequest
 from kvmesh.conformance.assembly import Target, opened_trial
 from kvmesh.conformance.checks.all_checks import all_checks
+from kvmesh.conformance.engine_state import EngineState, MetricsPage
 from kvmesh.conformance.offer import Disagreement
 from kvmesh.conformance.runner import HOSTILE, LOST, NO_PAIR, NO_WATCH, run_checks
 from kvmesh.conformance.session import Session
+from kvmesh.conformance.state_watch import fetch_page
 from kvmesh.conformance.trial import Settings
 from kvmesh.conformance.verdict import Outcome, Row
 from kvmesh.triton.errors import EngineLost
@@ -83,7 +85,7 @@ def test_behind_the_end_of_an_engine_nothing_is_judged() -> None:
     assert gone.count(LOST) > 10
 
 
-RATES = (0.5, 3.0, 20.0)
+RATES = (0.5, 8.0)
 """Calls of other clients in each second."""
 
 
@@ -118,7 +120,7 @@ async def _others(engine: FakeServer, session: Session, seed: int, rate: float) 
     async with asyncio.TaskGroup() as calls:
         while True:
             await asyncio.sleep(chance.expovariate(rate))
-            calls.create_task(session.ask(chance.choices(range(300, 900), k=40), chance.randint(1, 200)))
+            calls.create_task(session.ask(chance.choices(range(300, 900), k=40), chance.randint(1, 150)))
 
 
 def stock(server: FakeServer) -> None:
@@ -254,3 +256,82 @@ def test_an_unreachable_model_is_an_error_of_the_call() -> None:
 
     with pytest.raises(EngineLost):
         run(Gone)
+
+
+class Metered(FakeServer):
+    """Tells its load by metrics, as of its last step with rows."""
+
+    used = active = ended = 0
+
+    def step(self) -> bool:
+        running = len(self.core.scheduler.running)
+        is_busy = super().step()
+        if running:
+            load = self.core.load()
+            self.used, self.active = load.blocks_total - load.blocks_free, max(1, load.sequences_running)
+        return is_busy
+
+    def page(self) -> MetricsPage:
+        labels = 'model="tensorrt_llm",version="1"'
+        return MetricsPage(
+            f'nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="used",{labels}}} {self.used}\n'
+            f'nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="max",{labels}}} {CONFIG.kv_blocks}\n'
+            f'nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="tokens_per",{labels}}} {CONFIG.block_tokens}\n'
+            f'nv_trt_llm_request_metrics{{request_type="active",{labels}}} {self.active}\n',
+            "tensorrt_llm",
+        )
+
+
+class MeteredLeak(Metered):
+    """A cancelled call stays in the engine."""
+
+    def cancel(self, sequence: Any) -> None:
+        sequence.is_hung = True
+
+
+@pytest.mark.parametrize("kind", [Metered, MeteredLeak])
+def test_metrics_show_a_leak(kind: type[Metered], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an engine has no load report. They are told while the engine runs steps alone."""
+    engine = kind("a:1")
+    stock(engine)
+
+    async def fetch(address: str, model: str) -> MetricsPage:
+        assert (address, model) == ("m:1", "tensorrt_llm")
+        return engine.page()
+
+    async def work() -> list[Row]:
+        target = Target(client=engine, metrics="m:1", sizes={})
+        async with opened_trial(target, Settings(cancels=CANCELS)) as trial:
+            assert trial.offer.kv_blocks == CONFIG.kv_blocks and trial.block_tokens == CONFIG.block_tokens
+            rows = await run_checks(trial, all_checks(CANCELS), lambda check, row: None)
+        await asyncio.sleep(SETTLE_S)
+        return rows
+
+    for module in ("state_watch", "assembly"):
+        monkeypatch.setattr(f"kvmesh.conformance.{module}.fetch_page", fetch)
+    rows = simulate(work())
+    if kind is Metered:
+        assert failed(rows) == {}
+        passed = by_outcome(rows, Outcome.PASS)
+        assert [name for name in passed if name.startswith("cancel")] and len(passed) > 20
+    else:
+        assert "cancel: a cancelled stream frees its blocks" in failed(rows)
+
+
+async def test_a_page_of_metrics_is_fetched() -> None:
+    """From a server that answers; one that does not, or answers something else, is an error with its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readline()).startswith(b"GET /metrics ")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+        writer.close()
+
+    body = b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m"} 3\n'
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert (await fetch_page(f"127.0.0.1:{port}", "m")).state() == EngineState(3, 0)
+        body = b"<html>} 3\n"
+        with pytest.raises(EngineLost, match=f"http://127.0.0.1:{port}/metrics cannot be read"):
+            await fetch_page(f"127.0.0.1:{port}", "m")
+    with pytest.raises(EngineLost, match="cannot be read"):
+        await fetch_page(f"127.0.0.1:{port}", "m")
