@@ -161,6 +161,20 @@ def derive(metadata: Any, config: Any, *, role: str, model_version: str, block_t
     return facts
 
 
+def offered(
+    inputs: Mapping[str, str], outputs: Mapping[str, str], parameters: Mapping[str, str]
+) -> Capabilities:
+    """Return the capabilities of a model with these tensors (name -> Triton's data type) and parameters."""
+    return _capabilities(inputs, outputs, parameters)
+
+
+def tensor_faults(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """Return the tensors that kvmesh needs and the model lacks, and those of another type than kvmesh sends."""
+    missing: list[str] = []
+    _check_tensors(inputs, outputs, missing)
+    return missing
+
+
 def _check_tensors(inputs: Mapping[str, str], outputs: Mapping[str, str], missing: list[str]) -> None:
     for what, names, tensors in (
         ("input", _REQUIRED_INPUTS, inputs),

@@ -100,6 +100,13 @@ class TritonClient:
 
     async def facts(self, *, role: str, model_version: str, block_tokens: int) -> ModelFacts:
         """Return the facts of the model. Raises ModelRefused, or CallError if the server does not answer."""
+        metadata, config = await self.describe()
+        return capabilities.derive(
+            metadata, config, role=role, model_version=model_version, block_tokens=block_tokens
+        )
+
+    async def describe(self) -> tuple[Any, Any]:
+        """Return the model's ModelMetadataResponse and ModelConfig. Raises CallError if the server does not answer."""
         try:
             metadata = await self._stub.ModelMetadata(
                 service_pb2.ModelMetadataRequest(name=self.model), timeout=UNARY_TIMEOUT_S
@@ -113,9 +120,7 @@ class TritonClient:
             if _is_cancelled():
                 raise
             raise EngineLost("the channel was replaced") from None
-        return capabilities.derive(
-            metadata, config.config, role=role, model_version=model_version, block_tokens=block_tokens
-        )
+        return metadata, config.config
 
     def stream(
         self,
