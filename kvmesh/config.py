@@ -118,9 +118,7 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def _changed_facts(self) -> frozenset[str]:
         default = Engine()
-        return frozenset(
-            name for name, key in facts() if getattr(self.engine, key) != getattr(default, key)
-        )
+        return frozenset(name for name, key in facts() if getattr(self.engine, key) != getattr(default, key))
 
     def _check_frontend(self) -> None:
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:

@@ -133,6 +133,12 @@ class Engine(Section, frozen=True, kw_only=True):
             fact=True,
         ),
     ] = 0
+    metrics_port: Annotated[
+        int,
+        Allowed(
+            "Port of Triton's /metrics on the host of each engine; 0: replicas do not read it.", 0, 65_535
+        ),
+    ] = 0
     disaggregated: Annotated[
         str,
         Allowed(

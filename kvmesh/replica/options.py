@@ -39,7 +39,7 @@ def parse(
     parser.add_argument(
         "--engine-metrics",
         default="",
-        help="host:port of the Triton server's /metrics, for facts and load that its model does not tell",
+        help="host:port of the Triton server's /metrics; default: engine.metrics_port on the engine's host",
     )
     given = parser.parse_args(arguments)
     service = read(given)
@@ -54,5 +54,14 @@ def parse(
         peer(given.engine, "--engine"),
         pool=service.pool,
         state_dir=service.state_dir,
-        engine_metrics=peer(given.engine_metrics, "--engine-metrics") if given.engine_metrics else "",
+        engine_metrics=_metrics_address(
+            given.engine_metrics, given.engine, service.config.engine.metrics_port
+        ),
     )
+
+
+def _metrics_address(given: str, engine: str, port: int) -> str:
+    """Return the address of Triton's /metrics: the option, else `port` on the host of the engine, else nothing."""
+    if given:
+        return peer(given, "--engine-metrics")
+    return f"{engine.rpartition(':')[0]}:{port}" if port else ""

@@ -46,7 +46,7 @@ class MetricsFound:
     def lacking(self) -> str:
         """Return why a fact is not among the metrics, as the end of a sentence."""
         if not self.address:
-            return "--engine-metrics is not given"
+            return "neither --engine-metrics nor engine.metrics_port is set"
         if self.metrics is None:
             return f"http://{self.address}/metrics cannot be read ({self.reason})"
         return f"http://{self.address}/metrics does not tell it"

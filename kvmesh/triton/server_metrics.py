@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from kvmesh.triton.port import EngineLoad
+
 PAGE_BYTES_MAX: Final = 4 << 20
 """Longest page that is read. A server with one model has some 10 kB."""
 
@@ -51,6 +53,27 @@ class ServerMetrics:
     """Requests that wait in Triton, before the engine."""
     iterations: int | None = None
     """Steps since the engine's start."""
+
+
+def load_of(metrics: ServerMetrics, before: ServerMetrics | None, open_calls: int) -> EngineLoad | None:
+    """Return the load that `metrics` tell; None: they tell no KV cache.
+
+    `before`: the metrics of the poll before. `open_calls`: calls of this replica in the engine. An engine that made no
+    iteration since, and has no call, is idle: its gauges still show its last iteration.
+    """
+    total, free = metrics.blocks_total, metrics.blocks_free
+    if not total or free is None:
+        return None
+    is_idle = before is not None and metrics.iterations == before.iterations and not open_calls
+    if is_idle:
+        return EngineLoad("", total, total, sequences_waiting=metrics.pending)
+    return EngineLoad(
+        "",
+        total,
+        min(free, total),
+        sequences_running=metrics.running or 0,
+        sequences_waiting=(metrics.waiting or 0) + metrics.pending,
+    )
 
 
 def read_metrics(page: bytes, model: str) -> ServerMetrics:

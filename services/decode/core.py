@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
+from kvmesh.attach import frames
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
@@ -62,7 +63,13 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         concurrency = min(limits.slots_max, facts.max_sequences or limits.slots_max)
         self.slot_table = DecodeSlotTable(facts.kv_blocks, concurrency, self._heartbeat)
         self.generation = Generation(
-            replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
+            replica,
+            facts.tokens_per_block,
+            limits,
+            self.slot_table,
+            self._heartbeat,
+            record,
+            appends_end_token=not facts.capabilities.end_token,
         )
         self._is_source = is_source
         self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_AND_GENERATION,)
@@ -125,6 +132,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             tenant=budget.tenant,
             vocabulary_size=submit.vocabulary_size,
             purpose=control_purpose(budget),
+            end_token_ids=frames.ordered_end_token_ids(submit),
+            is_guided=submit.sampling.HasField("guide"),
         )
         log = TokenLog(
             submit.start_position,

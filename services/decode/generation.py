@@ -48,7 +48,11 @@ class Generation:
         slot_table: DecodeSlotTable,
         heartbeat: LoadHeartbeat,
         record: Recorder,
+        *,
+        appends_end_token: bool = False,
     ) -> None:
+        """`appends_end_token`: the engine omits the end token of an output that ends by itself."""
+        self._appends_end_token = appends_end_token
         self.step_batch: StepBatch[DecodeSlot] = StepBatch(limits.coalesce_max_s)
         self.view = EngineView()
         self.is_ready = False
@@ -253,9 +257,12 @@ class Generation:
             self.fail(slot, EngineError(text), now_s)
             self.start_control(now_s)
             return
+        if self._lacks_end_token(slot):
+            self._append_end_token(slot, now_s)
+            made += 1
         if made == slot.submitted.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
-        else:  # TensorRT-LLM omits the end token, so the last token does not tell the reason
+        else:  # a guided output may lack the end token, so the last token does not tell the reason
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
         slot.state = DecodeState.ENDED
@@ -304,6 +311,27 @@ class Generation:
         for slot in self.calls.values():
             limits = (slot.log.end - slot.log.start, slot.submitted.max_output_tokens)
             assert limits[0] <= limits[1], slot
+
+    def _lacks_end_token(self, slot: DecodeSlot) -> bool:
+        """Return whether an ended output lacks its end token."""
+        submitted, log = slot.submitted, slot.log
+        return (
+            self._appends_end_token
+            and bool(submitted.end_token_ids)
+            and not submitted.is_guided
+            and log.end - log.start < submitted.max_output_tokens
+            and log.last_id not in submitted.end_token_ids
+        )
+
+    def _append_end_token(self, slot: DecodeSlot, now_s: float) -> None:
+        """Append the end token that the engine omits. Its log-probability is unknown."""
+        token_id, log = slot.submitted.end_token_ids[0], slot.log
+        is_first = log.end == log.start
+        log.append((token_id,))
+        if not slot.submitted.purpose:
+            self.token_total += 1
+        if is_first and slot.has_first_row and slot.session is not None:
+            slot.first = self._first_row(slot, token_id, (), b"", now_s)
 
     def _over(self, slot: DecodeSlot, now_s: float, outcome: str) -> None:
         """Record the end of the slot's call. The caller sets the slot's state."""

@@ -58,7 +58,9 @@ INPUTS: Final = (
     *_scalars("FP32", "beam_search_diversity_rate presence_penalty frequency_penalty"),
     *_scalars("UINT64", "seed"),
     *_scalars("BOOL", "return_log_probs return_context_logits return_generation_logits return_perf_metrics"),
-    *_scalars("BOOL", "return_num_input_tokens return_num_output_tokens exclude_input_in_output stop streaming"),
+    *_scalars(
+        "BOOL", "return_num_input_tokens return_num_output_tokens exclude_input_in_output stop streaming"
+    ),
     Tensor("prompt_embedding_table", "FP16", (-1, -1), RAGGED),
     Tensor("prompt_table_extra_ids", "UINT64", (-1,), RAGGED),
     *_scalars("INT32", "prompt_vocab_size"),
@@ -88,9 +90,7 @@ OUTPUTS: Final = (
     Tensor("generation_logits", "FP32", (-1, -1, -1)),
     *_scalars("INT32", "batch_index sequence_index", PLAIN),
     Tensor("context_phase_params", "UINT8", (-1,)),
-    *_scalars(
-        "INT32", "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks", PLAIN
-    ),
+    *_scalars("INT32", "kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks", PLAIN),
     *_scalars(
         "INT64", "arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns", PLAIN
     ),

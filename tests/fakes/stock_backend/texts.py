@@ -14,7 +14,9 @@ NO_OUTPUT_LENGTH: Final = "request_output_len is not present in the request"
 POPULATING: Final = "Error encountered while populating response: "
 
 _EXECUTOR: Final = "Executor failed process requestId {number} due to the following error: {reason}"
-_TRACE: Final = "\n1       0x7f3c0d5a2c81 /opt/tritonserver/backends/tensorrtllm/libtriton_tensorrtllm.so(+0x35c81)"
+_TRACE: Final = (
+    "\n1       0x7f3c0d5a2c81 /opt/tritonserver/backends/tensorrtllm/libtriton_tensorrtllm.so(+0x35c81)"
+)
 _FETCHING: Final = "Encountered an error when fetching new request: "
 _FORWARD: Final = "Encountered an error in forwardAsync function: "
 
