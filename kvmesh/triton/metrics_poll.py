@@ -9,7 +9,7 @@ from typing import Final
 
 from kvmesh.triton.metrics_page import NoMetrics, read_page
 from kvmesh.triton.port import EngineLoad
-from kvmesh.triton.server_metrics import ServerMetrics, load_of, read_metrics
+from kvmesh.triton.server_metrics import ServerMetrics, measured_load, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class MetricsPoll:
             reason = ""
             try:
                 found = read_metrics(await read_page(self._address), self._model)
-                load = load_of(found, before, self._open_calls())
+                load = measured_load(found, before, self._open_calls())
                 before = found
                 if load is not None:
                     self._take(load)

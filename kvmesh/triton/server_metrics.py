@@ -55,7 +55,7 @@ class ServerMetrics:
     """Steps since the engine's start."""
 
 
-def load_of(metrics: ServerMetrics, before: ServerMetrics | None, open_calls: int) -> EngineLoad | None:
+def measured_load(metrics: ServerMetrics, before: ServerMetrics | None, open_calls: int) -> EngineLoad | None:
     """Return the load that `metrics` tell; None: they tell no KV cache.
 
     `before`: the metrics of the poll before. `open_calls`: calls of this replica in the engine. An engine that made no
