@@ -119,7 +119,7 @@ class FactSources:
 
     def _number(self, name: str) -> int:
         text = self.parameters.get(name, "")
-        if text.isdecimal() and 0 < int(text):
+        if text.isdecimal() and int(text) > 0:
             return int(text)
         return 0
 

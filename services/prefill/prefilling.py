@@ -226,7 +226,7 @@ class Prefilling:
         self.start_queued(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
-        """Fail the slot of the call, unless the error is TensorRT-LLM's way to say that its first token is the end token."""
+        """Fail the slot of the call. TensorRT-LLM fails a call whose first token is its end token: no failure here."""
         slot = self.calls.get(call_id)
         if slot is None:
             return

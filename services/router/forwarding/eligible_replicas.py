@@ -50,7 +50,8 @@ class EligibleReplicas:
     def current(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
         """Return the prefill and the decode replicas. Reports older than STALE_S are marked as stale.
 
-        If no decode replica takes handoffs, no prefill replica is returned: every prompt runs on decode alone. At least half of a role is returned, ejected or not (see `trusted`).
+        At least half of a role is returned, ejected or not (see `trusted`). If no decode replica takes handoffs, no prefill
+        replica is returned: every prompt runs on decode alone.
         """
         self._know()
         if now_s - self._oldest_s > STALE_S:

@@ -101,14 +101,38 @@ OUTPUTS: Final = (
 )
 
 UNSET: Final = (
-    "encoder_model_path max_attention_window_size sink_token_length cross_kv_cache_fraction kv_cache_onboard_blocks "
-    "enable_trt_overlap request_stats_max_iterations normalize_log_probs gpu_device_ids participant_ids num_nodes "
-    "lora_cache_optimal_adapter_size lora_cache_max_adapter_size lora_cache_gpu_memory_fraction "
-    "lora_cache_host_memory_bytes lora_prefetch_dir decoding_mode lookahead_window_size lookahead_ngram_size "
-    "lookahead_verification_set_size medusa_choices eagle_choices gpu_weights_percent enable_context_fmha_fp32_acc "
-    "multi_block_mode cuda_graph_mode cuda_graph_cache_size speculative_decoding_fast_logits tokenizer_dir "
-    "guided_decoding_backend xgrammar_tokenizer_info_path"
-).split()
+    "encoder_model_path",
+    "max_attention_window_size",
+    "sink_token_length",
+    "cross_kv_cache_fraction",
+    "kv_cache_onboard_blocks",
+    "enable_trt_overlap",
+    "request_stats_max_iterations",
+    "normalize_log_probs",
+    "gpu_device_ids",
+    "participant_ids",
+    "num_nodes",
+    "lora_cache_optimal_adapter_size",
+    "lora_cache_max_adapter_size",
+    "lora_cache_gpu_memory_fraction",
+    "lora_cache_host_memory_bytes",
+    "lora_prefetch_dir",
+    "decoding_mode",
+    "lookahead_window_size",
+    "lookahead_ngram_size",
+    "lookahead_verification_set_size",
+    "medusa_choices",
+    "eagle_choices",
+    "gpu_weights_percent",
+    "enable_context_fmha_fp32_acc",
+    "multi_block_mode",
+    "cuda_graph_mode",
+    "cuda_graph_cache_size",
+    "speculative_decoding_fast_logits",
+    "tokenizer_dir",
+    "guided_decoding_backend",
+    "xgrammar_tokenizer_info_path",
+)
 """Parameters that an operator mostly leaves as the template has them: "${name}"."""
 
 

@@ -15,6 +15,7 @@ from engines.contract.errors import EngineError
 from engines.contract.output_queue import OutputQueue
 from engines.contract.outputs import PerfMetrics, RequestOutput
 from engines.contract.request import EngineRequest, RequestKind, RequestLimits, ResponseOptions
+from engines.contract.request_parsing import TensorLookup
 from engines.contract.response_streams import FINAL, GenerationStream
 from engines.contract.triton_model import StartedEngine, TritonModel
 from engines.reference import config
@@ -103,7 +104,7 @@ class StockStream(GenerationStream):
     """The responses to one request, with the errors and tensors of the stock backend."""
 
     def __init__(
-        self, sender: Any, request: EngineRequest, tensor: request_parsing.TensorLookup, queue_max: int
+        self, sender: Any, request: EngineRequest, tensor: TensorLookup, queue_max: int
     ) -> None:
         flag = request_parsing.flag
         options = ResponseOptions(

@@ -76,7 +76,7 @@ REFERENCE = ("engines.reference.serve", "--arithmetic=hashed")
 def launch(
     directory: Path, *options: str, module: Sequence[str] = REFERENCE, metrics_port: int = 0
 ) -> Server:
-    """Start a hashed engine on free ports. `module`: the launcher, with its first options. `metrics_port`: 0: a free one."""
+    """Start a hashed engine on free ports. `module`: launcher and its first options. `metrics_port`: 0 takes a free one."""
     directory.mkdir(parents=True, exist_ok=True)
     host = own_loopback()
     grpc, http, metrics, kv = free_ports(host, 4)

@@ -113,8 +113,7 @@ async def test_a_handoff_works_at_home_only(servers: Servers, stock: Client) -> 
     answers: list[object] = []
 
     async def read() -> None:
-        async for each in call:
-            answers.append(each)
+        answers.extend([each async for each in call])
 
     reading = asyncio.create_task(read())
     assert (await other.run(tokens, 6)).tokens == plain.tokens

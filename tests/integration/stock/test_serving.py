@@ -82,16 +82,20 @@ async def test_metrics_tell_the_cache_and_the_configuration_the_rest(servers: Se
         (
             GIVEN,
             False,
-            "tokens_per_block (the model has no such parameter, and http://{address}/metrics cannot be read "
-            "(Connect call failed ('127.0.0.1', {port})); set engine.block_tokens); kv_blocks (the model has no such "
-            "parameter, and http://{address}/metrics cannot be read (Connect call failed ('127.0.0.1', {port})); set "
-            "engine.kv_blocks).",
+            (
+                "tokens_per_block (the model has no such parameter, and http://{address}/metrics cannot be read "
+                "(Connect call failed ('127.0.0.1', {port})); set engine.block_tokens); kv_blocks (the model has no such "
+                "parameter, and http://{address}/metrics cannot be read (Connect call failed ('127.0.0.1', {port})); set "
+                "engine.kv_blocks)."
+            ),
         ),
         (
             ConfiguredFacts(),
             True,
-            "it lacks: max_sequence_tokens (the model has no such parameter; set engine.max_sequence_tokens); "
-            "vocab_size (the model has no such parameter; set engine.vocab_size).",
+            (
+                "it lacks: max_sequence_tokens (the model has no such parameter; set engine.max_sequence_tokens); "
+                "vocab_size (the model has no such parameter; set engine.vocab_size)."
+            ),
         ),
         (
             replace(GIVEN, kv_blocks=99),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def derived(
     role: str = "decode",
     given: ConfiguredFacts = GIVEN,
     found: MetricsFound = NO_METRICS,
-    **parameters: str,
+    parameters: Mapping[str, str] = {},
 ) -> ModelFacts:
     """Return the facts of a recorded model with further `parameters`."""
     recorded = json.loads((RECORDED / f"{name}.json").read_text())
@@ -36,7 +37,7 @@ def derived(
             getattr(metadata, kind).add(name=tensor, datatype=datatype)
     config = model_config_pb2.ModelConfig(max_batch_size=recorded["max_batch_size"])
     config.model_transaction_policy.decoupled = recorded["decoupled"]
-    for key, value in (recorded["parameters"] | parameters).items():
+    for key, value in {**recorded["parameters"], **parameters}.items():
         config.parameters[key].string_value = value
     return derive(
         metadata, config, role=role, model_version="llama-1", block_tokens=64, configured=given, metrics=found
@@ -67,9 +68,9 @@ def test_metrics_tell_what_neither_model_nor_operator_tell() -> None:
 
 def test_guides_need_a_backend_for_them() -> None:
     """The stock model lists their inputs in any case."""
-    assert derived("cpp_backend", guided_decoding_backend="xgrammar").capabilities.guided_output
+    assert derived("cpp_backend", parameters={"guided_decoding_backend": "xgrammar"}).capabilities.guided_output
     for unset in ("", "${guided_decoding_backend}"):
-        assert not derived("cpp_backend", guided_decoding_backend=unset).capabilities.guided_output
+        assert not derived("cpp_backend", parameters={"guided_decoding_backend": unset}).capabilities.guided_output
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_guides_need_a_backend_for_them() -> None:
 )
 def test_a_model_may_say_whether_handoffs_work(told: str, is_disaggregated: bool, is_tried: bool) -> None:
     """One that says nothing is tried."""
-    facts = derived("cpp_backend", disaggregated=told)
+    facts = derived("cpp_backend", parameters={"disaggregated": told})
     assert (facts.capabilities.disaggregated, facts.tries_handoffs) == (is_disaggregated, is_tried)
 
 
@@ -94,14 +95,14 @@ def test_a_model_may_say_whether_handoffs_work(told: str, is_disaggregated: bool
 )
 def test_the_end_token_of_an_output(parameters: dict[str, str], has_end_token: bool) -> None:
     """A model says it. Those of release 0.1.0 do not, and have it."""
-    assert derived("cpp_backend", **parameters).capabilities.end_token == has_end_token
+    assert derived("cpp_backend", parameters=parameters).capabilities.end_token == has_end_token
 
 
 def test_the_longest_sequence_is_the_smaller_one() -> None:
     """The key is a limit of the mesh. A model that tells its own is never asked for more."""
     for own, given, expected in ((4096, 8192, 4096), (8192, 4096, 4096), (4096, None, 4096)):
         limits = replace(GIVEN, max_sequence_tokens=given)
-        facts = derived("cpp_backend", given=limits, max_sequence_tokens=str(own))
+        facts = derived("cpp_backend", given=limits, parameters={"max_sequence_tokens": str(own)})
         assert facts.max_sequence_tokens == expected
 
 
@@ -121,9 +122,9 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         ConfiguredFacts(),
         NO_METRICS,
         {},
-        f"it lacks: tokens_per_block ({NEITHER}; set engine.block_tokens); kv_blocks ({NEITHER}; set engine.kv_blocks); "
+        (f"it lacks: tokens_per_block ({NEITHER}; set engine.block_tokens); kv_blocks ({NEITHER}; set engine.kv_blocks); "
         f"max_sequence_tokens ({NO_PARAMETER}; set engine.max_sequence_tokens); vocab_size ({NO_PARAMETER}; set "
-        "engine.vocab_size)",
+        "engine.vocab_size)"),
     ),
     (
         "cpp_backend",
@@ -155,9 +156,9 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         GIVEN,
         METRICS,
         {"kv_blocks": "6000", "vocab_size": "32000"},
-        "its sources differ: kv_blocks is 6000 by the model's parameter kv_blocks, 9000 by engine.kv_blocks and 7000 by "
+        ("its sources differ: kv_blocks is 6000 by the model's parameter kv_blocks, 9000 by engine.kv_blocks and 7000 by "
         "http://gpu-0:8002/metrics; vocab_size is 32000 by the model's parameter vocab_size and 128256 by "
-        "engine.vocab_size",
+        "engine.vocab_size"),
     ),
     (
         "cpp_backend",
@@ -223,7 +224,7 @@ def test_each_refusal_is_one_sentence(
 ) -> None:
     """With everything that is wrong, and the key that puts it right."""
     with pytest.raises(ModelRefused) as refused:
-        derived(name, role, given, found, **parameters)
+        derived(name, role, given, found, parameters)
     assert str(refused.value) == f"The model tensorrt_llm cannot serve {role}; {text}."
 
 
