@@ -41,8 +41,6 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "http_address": facts.http_address,
         "server_pid": facts.server_pid,
         "engine_digest": facts.digest,
-        "engine_kind": "reference",
-        "end_token": "false" if config.hide_end_token else "true",
         "engine": config.to_json(),
     }
     inputs = (*INPUTS, *(GUIDE_INPUTS if config.has_guides else ()))
