@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,24 +162,52 @@ def written(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+_IMPORT = """
+import sys, types
+sys.meta_path = [each for each in sys.meta_path if "editable" not in repr(each)]
+stub = types.ModuleType("triton_python_backend_utils")
+stub.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+llm = types.ModuleType("tensorrt_llm")
+llm.__spec__ = types.SimpleNamespace()
+sys.modules.update({"triton_python_backend_utils": stub, "tensorrt_llm": llm})
+import model
+assert model.TritonPythonModel.__module__ == "engines.tensorrt_llm.triton_model"
+print(*sorted(name for name, each in sys.modules.items() if name.split(".")[0] in ("engines", "kvmesh")))
+print(sys.modules["engines.contract"].__file__)
+"""
+"""Imports the written model as Triton's stub does, without kvmesh. TensorRT-LLM is imported by `initialize` alone."""
+
+
 def test_the_repository_has_all_that_the_model_imports(tmp_path: Path) -> None:
-    """The container has no kvmesh: each module that the model imports from `engines` is in the repository."""
+    """The container has no kvmesh: the model imports `engines` from its own folder, and nothing of kvmesh."""
     repository.write(repository.load(written(tmp_path)), tmp_path / "models")
     version = tmp_path / "models" / "tensorrt_llm" / "1"
-    text = (version / "model.py").read_text(encoding="utf-8")
-    compile(text, "model.py", "exec")
-    assert "msgspec" in text and (version / "llm.yaml").is_file()
-    for path in version.rglob("*.py"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            words = line.split()
-            if words[:1] == ["from"] and words[1].startswith("engines"):
-                target = version.joinpath(*words[1].split("."))
-                assert target.is_dir() or target.with_suffix(".py").is_file(), f"{path}: {line}"
-    assert "kvmesh" not in "".join(
-        line
-        for path in version.rglob("*.py")
-        for line in path.read_text().splitlines()
-        if line.startswith("from k")
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT], cwd=version, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    names, path = done.stdout.splitlines()
+    assert (
+        "engines.tensorrt_llm.engine" in names and "kvmesh" not in names and "engines.reference" not in names
+    )
+    assert Path(path) == version / "engines" / "contract" / "__init__.py"
+    assert (version / "llm.yaml").is_file()
+
+
+def test_a_container_without_a_package_is_told_which(tmp_path: Path) -> None:
+    """The model fails to load with one sentence."""
+    repository.write(repository.load(written(tmp_path)), tmp_path / "models")
+    version = tmp_path / "models" / "tensorrt_llm" / "1"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(version / "model.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (
+        "ImportError: The Python of this Triton lacks msgspec, numpy, xxhash, yaml, tensorrt_llm"
+        in done.stderr
     )
 
 
