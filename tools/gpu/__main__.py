@@ -42,20 +42,24 @@ def run(
         str, typer.Option(help="torch, or hashed for a rehearsal without PyTorch.")
     ] = "torch",
     to: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    only: Annotated[str, typer.Option(help="Phases to run, separated by commas; empty: all.")] = "",
 ) -> None:
     """Start two engines, time them, check them, and measure the mesh in front."""
     from tools.gpu.host import CannotRun, ask_host, plan_for
     from tools.gpu.page import page
-    from tools.gpu.proof import Proof
+    from tools.gpu.proof import LIMITS_S, Proof
 
     if arithmetic not in ("torch", "hashed") or (arithmetic == "hashed" and not cpu):
         _refuse(f'arithmetic = "{arithmetic}" is not possible: allowed is torch, and hashed with --cpu')
+    chosen = tuple(only.split(",")) if only else tuple(LIMITS_S)
+    if unknown := [name for name in chosen if name not in LIMITS_S]:
+        _refuse(f'only = "{unknown[0]}" is not possible: allowed are {", ".join(LIMITS_S)}')
     host = ask_host()
     try:
         plan = plan_for(host, is_cpu=cpu, arithmetic=arithmetic)
     except CannotRun as error:
         _refuse(f"cannot run: {error}")
-    record = Proof(plan, host, to.resolve()).run()
+    record = Proof(plan, host, to.resolve(), chosen).run()
     (to / "gpu-run.md").write_text(page(record), encoding="utf-8")
     typer.echo(f"results in {to}")
     if not all(phase["passed"] for phase in record["phases"].values()):

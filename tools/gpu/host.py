@@ -69,13 +69,14 @@ class Plan:
     streams: int
     stream_tokens: int
     window_s: float
+    cancels: int
+    """Random cancels of the conformance checks."""
 
     @property
-    def gpu_bytes(self) -> int:
-        """Memory that both engines take."""
-        return 2 * (self.weight_bytes + WORK_BYTES) + self.block_bytes * (
-            self.prefill_blocks + self.decode_blocks
-        )
+    def engine_bytes(self) -> tuple[int, int]:
+        """Memory of the prefill engine and of the decode engine."""
+        each = self.weight_bytes + WORK_BYTES
+        return each + self.block_bytes * self.prefill_blocks, each + self.block_bytes * self.decode_blocks
 
 
 SMALL: Final = Plan(
@@ -99,8 +100,22 @@ SMALL: Final = Plan(
     streams=64,
     stream_tokens=1600,
     window_s=2.0,
+    cancels=50,
 )
 """A rehearsal on a CPU."""
+HASHED: Final = replace(
+    SMALL,
+    arithmetic="hashed",
+    shape="",
+    block_bytes=256,
+    prompts=((0, 64), (0, 512), (0, 768), (0, 1024), (512, 512)),
+    transfers=(256,),
+    batches=(1, 16),
+    repeats=1,
+    pairs=3,
+    window_s=0.6,
+)
+"""A rehearsal without PyTorch: the hashed arithmetic, whose times are simulated."""
 HALF: Final = replace(
     SMALL,
     shape="0.5B",
@@ -124,6 +139,7 @@ HALF: Final = replace(
     pairs=60,
     stream_tokens=2000,
     window_s=4.0,
+    cancels=1000,
 )
 EIGHT: Final = replace(
     HALF,
@@ -162,7 +178,7 @@ def _host(found: dict[str, Any]) -> Host:
 def plan_for(host: Host, *, is_cpu: bool = False, arithmetic: str = "torch") -> Plan:
     """Return the largest plan that fits. `is_cpu`: a rehearsal. Raises CannotRun."""
     if arithmetic == "hashed":
-        return replace(SMALL, arithmetic="hashed", shape="")
+        return HASHED
     if not host.torch:
         raise CannotRun(
             f"this Python has no PyTorch ({host.reason}): set PYTHON to one that has, or rehearse with --cpu "
@@ -173,11 +189,13 @@ def plan_for(host: Host, *, is_cpu: bool = False, arithmetic: str = "torch") -> 
     if not host.gpus:
         raise CannotRun(f"PyTorch {host.torch} finds no CUDA device: rehearse on the CPU with --cpu")
     for plan in (EIGHT, HALF):
-        if len(host.gpus) > 1 and min(host.free_bytes[:2]) * 2 >= plan.gpu_bytes:
+        if len(host.gpus) > 1 and all(
+            free >= needed for free, needed in zip(host.free_bytes, plan.engine_bytes, strict=False)
+        ):
             return replace(plan, gpus=("0", "1"))
-        if host.free_bytes[0] >= plan.gpu_bytes:
+        if host.free_bytes[0] >= sum(plan.engine_bytes):
             return replace(plan, gpus=("0", "0"))
     raise CannotRun(
         f"{host.gpus[0]} has {host.free_bytes[0] / GB:.1f} GB free, and two engines of the shape {HALF.shape} take "
-        f"{HALF.gpu_bytes / GB:.1f} GB"
+        f"{sum(HALF.engine_bytes) / GB:.1f} GB"
     )

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 TOTAL_S_MAX: Final = 590.0
+AGAIN_S: Final = 5.0
 
 
 class OutOfTime(BaseException):
@@ -66,13 +67,13 @@ class Phases:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the main thread after `seconds`."""
+    """Raise OutOfTime in the main thread after `seconds`, and again each AGAIN_S: a task may have taken the first one."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ LIMITS_S: Final = {
     "prefills": 90.0,
     "transfers": 40.0,
     "steps": 60.0,
-    "conformance": 150.0,
+    "conformance": 200.0,
     "mesh": 120.0,
 }
 FITTED_FROM: Final = 512
@@ -42,6 +42,8 @@ class Proof:
     plan: Plan
     host: Host
     folder: Path
+    only: tuple[str, ...] = tuple(LIMITS_S)
+    """Phases to run; the engines are started in any case."""
     prefills: list[Prefill] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     results: Results = field(default_factory=Results)
@@ -65,13 +67,14 @@ class Proof:
             "transfers": self._transfers,
             "steps": self._steps,
             "conformance": self._conformance,
+            "mesh": lambda result: self._mesh(fleet, result),
         }
         if not phases.run("engines", LIMITS_S["engines"], lambda result: self._engines(fleet, result)):
             return
         for name, one in work.items():
-            phases.run(name, LIMITS_S[name], one)
-            self._write_recording()
-        phases.run("mesh", LIMITS_S["mesh"], lambda result: self._mesh(fleet, result))
+            if name in self.only:
+                phases.run(name, LIMITS_S[name], one)
+                self._write_recording()
 
     def _engines(self, fleet: Fleet, result: dict[str, Any]) -> None:
         began_s = time.monotonic()
@@ -101,10 +104,9 @@ class Proof:
     def _transfers(self, result: dict[str, Any]) -> None:
         result["moved"] = []
         source, target = self._address("prefill"), self._address("decode")
-        block_bytes = 256 if self.plan.arithmetic == "hashed" else self.plan.block_bytes
         asyncio.run(
             probes.transfers(
-                source, target, self.plan.transfers, self.plan.repeats, result["moved"], block_bytes
+                source, target, self.plan.transfers, self.plan.repeats, result["moved"], self.plan.block_bytes
             )
         )
 
@@ -117,7 +119,8 @@ class Proof:
             result["timed"] = [asdict(one) for one in self.steps]
 
     def _conformance(self, result: dict[str, Any]) -> None:
-        options = ("--triton", self._address("decode"), "--pair", self._address("prefill"), "--json")
+        engines = ("--triton", self._address("decode"), "--pair", self._address("prefill"))
+        options = (*engines, "--cancels", str(self.plan.cancels), "--json")
         done = subprocess.run(
             [sys.executable, "-c", COMMAND, "conformance", *options],
             capture_output=True,
