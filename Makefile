@@ -29,7 +29,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -154,6 +154,12 @@ goldens: | python  ## Write tests/unit/models/folders again with transformers, i
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py
+
+gpu-pack: setup  ## Pack Triton, the mesh and its packages for a GPU host without a network: kvmesh-gpu.tar.xz, 60 MB (two minutes)
+	$(BIN)/python -m tools.gpu pack --to kvmesh-gpu.tar.xz
+
+gpu-rehearsal: setup  ## Pack, unpack and run the proof of a GPU host on this CPU, with PyTorch if the environment has it (a minute)
+	tools/gpu/rehearse.sh $(BIN)/python .kvmesh/gpu-rehearsal
 
 images: setup  ## Build the container images, tagged TAG (dev); BASE names their base, empty makes one
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh

@@ -55,9 +55,15 @@ def launch(config: Path, *options: str) -> Server:
     command = ["env", f"PYTHONPATH={FAKE}", sys.executable, "-m", "engines.tensorrt_llm.serve"]
     command += [f"--config={config}", f"--host={host}", f"--grpc-port={grpc}", f"--http-port={http}"]
     command += [f"--metrics-port={metrics}", f"--shm-prefix={prefix}", f"--work-dir={directory / 'work'}"]
-    addresses = (f"{host}:{grpc}", f"{host}:{http}", "")
     server = Server(
-        *addresses, prefix, directory / "log", time.monotonic(), [*command, "--die-with-parent", *options]
+        f"{host}:{grpc}",
+        f"{host}:{http}",
+        "",
+        prefix,
+        directory / "log",
+        time.monotonic(),
+        [*command, "--die-with-parent", *options],
+        f"{host}:{metrics}",
     )
     server.start()
     return server
