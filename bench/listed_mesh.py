@@ -8,13 +8,13 @@ from typing import Any, Final
 from bench.engines import Engine, wait_ready
 from bench.processes import ANY_CORE, Fleet, Process, prepare_kill
 from kvmesh import config
-from kvmesh.cli import processes, shared_memory
+from kvmesh.cli import planned_process, processes, shared_memory
 from kvmesh.cli.readiness import ModelReady
 
 START_S_MAX: Final = 180.0
 """Longest start of a process, while a dozen others start on the same cores."""
 
-Adapt = Callable[[processes.Process], list[str]]
+Adapt = Callable[[planned_process.Process], list[str]]
 """Returns the command of a listed process."""
 
 
@@ -64,14 +64,14 @@ class ListedMesh:
         ended = [name for name, process in self.running.items() if not process.is_running()]
         return [name for name in ended if not (but_engines and self._listed[name].role == "engine")]
 
-    def _start(self, is_chosen: Callable[[processes.Process], bool]) -> None:
+    def _start(self, is_chosen: Callable[[planned_process.Process], bool]) -> None:
         chosen = [name for name, each in self._listed.items() if is_chosen(each)]
         for name in chosen:
             self.start(name)
         for name in chosen:
             self.wait_ready(name)
 
-    def _launch(self, listed: processes.Process) -> Process:
+    def _launch(self, listed: planned_process.Process) -> Process:
         if listed.shared_memory:
             self._fleet.at_end(lambda: shared_memory.clear(listed.shared_memory))
         command = self._adapt(listed) if self._adapt is not None else list(listed.command)

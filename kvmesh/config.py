@@ -52,6 +52,7 @@ from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pool_sections import PoolTable, VersionTable
 from kvmesh.redis_url import without_password
 from kvmesh.region_sections import Region, RegionTable
+from kvmesh.roles import EXTERNAL
 from kvmesh.tenants import sections as tenant_sections
 from kvmesh.tenants.sections import ClassTable, KeyTable, OrganisationTable, TenantTable
 
@@ -98,8 +99,11 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     organisations: Mapping[str, OrganisationTable] = msgspec.field(default_factory=dict)
     tenants: Mapping[str, TenantTable] = msgspec.field(default_factory=dict)
     keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    """Facts of an engine that the file gives, as "engine.kv_blocks". One that differs from its default is given, too."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "given", self.given | self._changed_facts())
         mistakes = Mistakes()
         with mistakes.noted():
             pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
@@ -107,10 +111,14 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             tenant_sections.validate(self.classes, self.organisations, self.tenants, self.keys)
         with mistakes.noted():
             region_sections.validate(self.region, self.regions, is_trusted=bool(self.trust.certificate))
-        for check in (self._check_tenants, self._check_frontend):
+        for check in (self._check_tenants, self._check_frontend, self._check_engines):
             with mistakes.noted():
                 check()
         mistakes.refuse()
+
+    def _changed_facts(self) -> frozenset[str]:
+        default = Engine()
+        return frozenset(name for name, key in facts() if getattr(self.engine, key) != getattr(default, key))
 
     def _check_frontend(self) -> None:
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
@@ -124,6 +132,43 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 'frontend.client_authority needs trust.certificate, which is "": health checks then show a certificate '
                 "of the mesh to the frontend."
             )
+
+    def _check_engines(self) -> None:
+        """Raise ConfigError unless the addresses of engines are given where the engines are external, and only there."""
+        given: dict[str, tuple[str, ...]] = {"decode.engines": self.decode.engines}
+        others = {"prefill.engines": self.prefill.engines}
+        if self.pools:
+            others |= given
+            given = {f"pools.{name}.decode_engines": pool.decode_engines for name, pool in self.pools.items()}
+            others |= {
+                f"pools.{name}.prefill_engines": pool.prefill_engines for name, pool in self.pools.items()
+            }
+        is_external = self.engine.kind == EXTERNAL
+        mistakes = Mistakes()
+        for key, addresses in (given | others).items():
+            with mistakes.noted():
+                if addresses and not is_external:
+                    raise ConfigError(
+                        f'{key} needs engine.kind = "{EXTERNAL}": it is "{self.engine.kind}", for which `kvmesh up` '
+                        "starts the engines."
+                    )
+                if addresses and self.pools and not key.startswith("pools."):
+                    role = key.partition(".")[0]
+                    raise ConfigError(
+                        f"{key} is not used beside [pools.NAME]: allowed is pools.NAME.{role}_engines."
+                    )
+                if is_external and not addresses and key in given:
+                    raise ConfigError(
+                        f'{key} = [] beside engine.kind = "{EXTERNAL}": allowed is one address of an engine or more.'
+                    )
+        taken = [address for addresses in (given | others).values() for address in addresses]
+        for address in dict.fromkeys(taken):
+            with mistakes.noted():
+                if taken.count(address) > 1:
+                    raise ConfigError(
+                        f'"{address}" is the engine of {taken.count(address)} replicas: allowed is one for each engine.'
+                    )
+        mistakes.refuse()
 
     def _check_tenants(self) -> None:
         anonymous, runtime_max_s = self.frontend.anonymous_tenant, self.frontend.runtime_max_s
@@ -195,7 +240,13 @@ def build(tables: Mapping[str, Any]) -> MeshConfig:
             else:
                 built[name] = _section(name, kinds[name], table)
     mistakes.refuse()
-    return MeshConfig(**built)
+    engine = tables.get(Engine.section, {})
+    return MeshConfig(**built, given=frozenset(name for name, key in facts() if key in engine))
+
+
+def facts() -> list[tuple[str, str]]:
+    """Return (full name, key) of the keys of [engine] that are facts of an engine."""
+    return [(f"{Engine.section}.{key}", key) for key, _, allowed in keys(Engine) if allowed.fact]
 
 
 def _section(name: str, kind: type[Section], table: Mapping[str, Any]) -> Section:
@@ -232,7 +283,7 @@ def sections() -> dict[str, type[Section]]:
     return {
         name: kind
         for name, kind in get_type_hints(MeshConfig).items()
-        if name in MeshConfig.__struct_fields__ and name not in TABLES
+        if name in MeshConfig.__struct_fields__ and name not in TABLES and name != "given"
     }
 
 
@@ -243,7 +294,10 @@ def describe(config: MeshConfig) -> str:
         lines.append(f"[{name}]")
         for key, _, allowed in keys(kind):
             value = getattr(getattr(config, name), key)
-            lines += _described(key, without_password(value) if allowed.secret else value, allowed)
+            shown = _described(key, without_password(value) if allowed.secret else value, allowed)
+            if allowed.fact and f"{name}.{key}" not in config.given:
+                shown[-1] = f"# {shown[-1]}"  # read back, a default must not count as given
+            lines += shown
         lines.append("")
     for kind_name, table in TABLES.items():
         lines += [f"# {line}" for line in _template(table)]

@@ -11,7 +11,9 @@ from typing import Annotated, ClassVar, Final
 
 from kvmesh.config_keys import NAME, Allowed, ConfigError, Section
 from kvmesh.deadlines import RUNTIME_MAX_S
+from kvmesh.pool_sections import ENGINE_ADDRESSES
 from kvmesh.queue_order import ORDERS
+from kvmesh.roles import ENGINE_KINDS, EXTERNAL, REFERENCE, TENSORRT_LLM
 from kvmesh.trust import networks
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -74,10 +76,30 @@ class Redis(Section, frozen=True, kw_only=True):
 
 
 class Engine(Section, frozen=True, kw_only=True):
-    """The reference engine behind every replica."""
+    """The engine behind every replica."""
 
     section: ClassVar[str] = "engine"
 
+    kind: Annotated[
+        str,
+        Allowed(
+            "What runs the model. `kvmesh up` starts a `reference` or `tensorrt_llm` engine for each replica. `external` "
+            "engines run already.",
+            choices=(*ENGINE_KINDS, EXTERNAL),
+        ),
+    ] = REFERENCE
+    llm_config: Annotated[
+        str,
+        Allowed("File llm.yaml of `tensorrt_llm` engines; relative paths start at the repository."),
+    ] = ""
+    gpus: Annotated[
+        tuple[str, ...],
+        Allowed(
+            "CUDA_VISIBLE_DEVICES of each `tensorrt_llm` engine, in start order; empty: every engine sees all.",
+            pattern=r"\d{1,2}(,\d{1,2})*",
+            words='a list with GPU numbers for each engine, such as ["0", "1"] or ["0,1", "2,3"]',
+        ),
+    ] = ()
     arithmetic: Annotated[
         str,
         Allowed(
@@ -86,17 +108,44 @@ class Engine(Section, frozen=True, kw_only=True):
         ),
     ] = "transformer"
     block_tokens: Annotated[
-        int, Allowed("Tokens per KV block, the same in the whole mesh.", 1, 1024, "tokens")
+        int, Allowed("Tokens per KV block, the same in the whole mesh.", 1, 1024, "tokens", fact=True)
     ] = 32
-    kv_blocks: Annotated[int, Allowed("KV cache of a decode engine, in blocks.", 8, 10_000_000, "blocks")] = (
-        1024
-    )
+    kv_blocks: Annotated[
+        int, Allowed("KV cache of a decode engine, in blocks.", 8, 10_000_000, "blocks", fact=True)
+    ] = 1024
     prefill_kv_blocks: Annotated[
-        int, Allowed("KV cache of a prefill engine, in blocks; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
+        int,
+        Allowed(
+            "KV cache of a prefill engine, in blocks; 0 takes kv_blocks.", 0, 10_000_000, "blocks", fact=True
+        ),
     ] = 0
     max_sequence_tokens: Annotated[
-        int, Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens")
+        int,
+        Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens", fact=True),
     ] = 4096
+    vocab_size: Annotated[
+        int,
+        Allowed(
+            "Vocabulary of the engines; 0 asks the model. A stock TensorRT-LLM model does not tell it.",
+            0,
+            10_000_000,
+            "tokens",
+            fact=True,
+        ),
+    ] = 0
+    metrics_port: Annotated[
+        int,
+        Allowed(
+            "Port of Triton's /metrics on the host of each engine; 0: replicas do not read it.", 0, 65_535
+        ),
+    ] = 0
+    disaggregated: Annotated[
+        str,
+        Allowed(
+            "KV transfer from prefill to decode: tried where the model does not promise it, or never used.",
+            choices=("auto", "no"),
+        ),
+    ] = "auto"
     salt: Annotated[
         str,
         Allowed(
@@ -129,6 +178,7 @@ class Engine(Section, frozen=True, kw_only=True):
     ] = 2
 
     def check(self) -> None:
+        self._check_kind()
         if self.cold_s and self.arithmetic != "hashed":
             raise ConfigError(
                 f'engine.cold_s = {self.cold_s:g} needs engine.arithmetic = "hashed": it is "{self.arithmetic}", '
@@ -143,6 +193,17 @@ class Engine(Section, frozen=True, kw_only=True):
                     "tokens."
                 )
 
+    def _check_kind(self) -> None:
+        if self.kind == TENSORRT_LLM and not self.llm_config:
+            raise ConfigError(
+                f'engine.kind = "{TENSORRT_LLM}" needs engine.llm_config, which is "": allowed is the path of an llm.yaml.'
+            )
+        for key in ("llm_config", "gpus"):
+            if self.kind != TENSORRT_LLM and getattr(self, key):
+                raise ConfigError(
+                    f'engine.{key} needs engine.kind = "{TENSORRT_LLM}": it is "{self.kind}", which takes no {key}.'
+                )
+
     @property
     def blocks_of_prefill(self) -> int:
         """KV blocks of a prefill engine, with the default resolved."""
@@ -153,6 +214,7 @@ class Prefill(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "prefill"
 
     replicas: Annotated[int, Allowed("Prefill replicas that `kvmesh up` starts.", 0, 64)] = 2
+    engines: Annotated[tuple[str, ...], ENGINE_ADDRESSES] = ()
     queue_max_requests: Annotated[
         int, Allowed("Queue limit of a prefill replica; more requests are refused.", 1, 100_000, "requests")
     ] = 256
@@ -172,6 +234,7 @@ class Decode(Section, frozen=True, kw_only=True):
     section: ClassVar[str] = "decode"
 
     replicas: Annotated[int, Allowed("Decode replicas that `kvmesh up` starts.", 1, 64)] = 2
+    engines: Annotated[tuple[str, ...], ENGINE_ADDRESSES] = ()
     slots_max: Annotated[
         int, Allowed("Slots of a decode replica: pending, running and detached requests.", 1, 100_000)
     ] = 256

@@ -16,6 +16,13 @@ COSTS: Final = ("step_s", "prefill_s", "prefill_token_s", "prefill_token2_s", "b
 COLD: Final = ("cold_s", "cold_runs")
 """Further such keys. Engines get them only if cold_s is above 0: those of release 0.1.0 do not know the options."""
 
+ENGINE_ADDRESSES: Final = Allowed(
+    "Addresses of `external` engines (gRPC). `kvmesh up` starts a replica for each, whatever `replicas` says.",
+    pattern=r"[^\s:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}",
+    words='a list of addresses such as ["10.1.0.4:8001"]',
+)
+
+
 POOLS_MAX: Final = 64
 """Most pools of a mesh: each snapshot lists all of them (kvmesh.snapshot.content)."""
 
@@ -62,6 +69,9 @@ class VersionTable(Table, frozen=True, kw_only=True):
     )
     cold_s: Annotated[float | None, Allowed("Absent takes engine.cold_s.", 0, 60, "s")] = None
     cold_runs: Annotated[int | None, Allowed("Absent takes engine.cold_runs.", 0, 100, "runs")] = None
+    llm_config: Annotated[
+        str, Allowed("File llm.yaml of this version's `tensorrt_llm` engines; empty takes engine.llm_config.")
+    ] = ""
     faults: Annotated[
         str, Allowed("Faults of the `hashed` engines of this version, for tests; empty: none.")
     ] = ""
@@ -89,6 +99,8 @@ class PoolTable(Table, frozen=True, kw_only=True):
     routers: Annotated[int, Allowed("Routers of the pool that `kvmesh up` starts.", 0, 16)] = 1
     prefill: Annotated[int, Allowed("Prefill replicas of the pool that `kvmesh up` starts.", 0, 64)] = 1
     decode: Annotated[int, Allowed("Decode replicas of the pool that `kvmesh up` starts.", 0, 64)] = 1
+    prefill_engines: Annotated[tuple[str, ...], ENGINE_ADDRESSES] = ()
+    decode_engines: Annotated[tuple[str, ...], ENGINE_ADDRESSES] = ()
 
 
 TABLES: Final[Mapping[str, type[Table]]] = {table.kind: table for table in (PoolTable, VersionTable)}

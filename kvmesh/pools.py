@@ -7,7 +7,7 @@ part of frames, resume tokens and block hashes. Its salt goes into the engine al
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ import msgspec
 from kvmesh.config import ROOT, ConfigError, MeshConfig
 from kvmesh.config_sections import Engine
 from kvmesh.pool_sections import COLD, COSTS, PoolTable, VersionTable
+from kvmesh.roles import EXTERNAL
 
 DEFAULT_POOL: Final = "default"
 """The pool of a mesh without [pools.NAME]. Leases of release 0.1.0 belong to it."""
@@ -41,6 +42,11 @@ class VersionSettings:
     """Absolute path of the file with the golden token sets."""
 
     @property
+    def llm_config_path(self) -> Path:
+        """Absolute path of the llm.yaml of `tensorrt_llm` engines."""
+        return (ROOT / self.engine.llm_config).resolve()
+
+    @property
     def salt(self) -> str:
         """The salt of the engines."""
         return self.engine.salt
@@ -55,6 +61,8 @@ class PoolSettings:
     routers: int
     prefill: int
     decode: int
+    external: Mapping[str, tuple[str, ...]]
+    """Addresses of its `external` engines by role, one for each replica. Without such engines it is empty."""
 
     def process_name(self, role: str, number: int) -> str:
         """Return the name of a process of `kvmesh up`."""
@@ -72,11 +80,20 @@ def pool_settings(config: MeshConfig, name: str) -> PoolSettings:
     """Return the pool `name`. Raises ConfigError with the allowed names if there is no such pool."""
     refuse_unknown_pool("pool", name, pool_names(config))
     table = config.pools.get(name) or PoolTable(
-        routers=config.router.replicas, prefill=config.prefill.replicas, decode=config.decode.replicas
+        routers=config.router.replicas,
+        prefill=config.prefill.replicas,
+        decode=config.decode.replicas,
+        prefill_engines=config.prefill.engines,
+        decode_engines=config.decode.engines,
     )
+    external: dict[str, tuple[str, ...]] = {}
+    prefill, decode = table.prefill, table.decode
+    if config.engine.kind == EXTERNAL:
+        external = {"prefill": table.prefill_engines, "decode": table.decode_engines}
+        prefill, decode = len(table.prefill_engines), len(table.decode_engines)
     only = next(iter(config.versions), config.engine.salt)
     version = version_settings(config, table.version or only)
-    return PoolSettings(name, version, table.routers, table.prefill, table.decode)
+    return PoolSettings(name, version, table.routers, prefill, decode, external)
 
 
 def first_pool(config: MeshConfig) -> PoolSettings:
@@ -96,6 +113,8 @@ def version_settings(config: MeshConfig, name: str) -> VersionSettings:
         raise ConfigError(f'version = "{name}" is unknown: allowed are {_listed(known)}.')
     table = config.versions.get(name, VersionTable())
     changes = {"salt": table.salt or config.engine.salt}
+    if table.llm_config:
+        changes["llm_config"] = table.llm_config
     changes |= {key: value for key in (*COSTS, *COLD) if (value := getattr(table, key)) is not None}
     return VersionSettings(
         name=name,

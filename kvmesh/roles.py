@@ -59,13 +59,39 @@ EDGE: Final = ("frontend", XDS)
 INTERNAL: Final = tuple(role for role in SERVERS if role not in EDGE)
 """Roles with callers of the mesh alone. Their servers have the certificates in [trust]."""
 
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """A kind of engine that kvmesh can start: tritonserver with a model of its own."""
+
+    module: str
+    """Started as `python -m MODULE`."""
+    ports: tuple[str, ...]
+    """Kinds of its ports: `grpc`, which replicas dial, and the others of tritonserver and of the engine."""
+    repository: str = ""
+    """Module that writes a model repository for a tritonserver on a GPU host. Empty: there is none."""
+
+
+REFERENCE: Final = "reference"
+TENSORRT_LLM: Final = "tensorrt_llm"
+EXTERNAL: Final = "external"
+"""Engine kind of engines that run already: kvmesh dials them, and starts none."""
+
+ENGINE_KINDS: Final[Mapping[str, EngineKind]] = {
+    REFERENCE: EngineKind("engines.reference.serve", ("grpc", "http", "metrics", "kv")),
+    TENSORRT_LLM: EngineKind(
+        "engines.tensorrt_llm.serve", ("grpc", "http", "metrics"), "engines.tensorrt_llm.repository"
+    ),
+}
+"""Kinds of engines, the values of `engine.kind` beside `external`."""
+
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
     for role in (
         Role("redis", "", {"redis": 6379}, (), 10),
         Role(
             "engine",
-            "engines.reference.serve",
+            ENGINE_KINDS[REFERENCE].module,
             {"grpc": 9001, "http": 9000, "metrics": 9002, "kv": 9003},
             (),
             15,
@@ -87,10 +113,10 @@ def service_command(role: str, name: str, *, config: str, listen: str, more: tup
     return [sys.executable, "-m", ROLES[role].module, *options, *more]
 
 
-def engine_command(host: str, ports: Mapping[str, int], *, more: tuple[str, ...]) -> list[str]:
-    """Return the command of a reference engine. `ports`: by kind, as in the table. `more`: its other options."""
-    options = [part for kind, port in ports.items() for part in (f"--{kind}-port", str(port))]
-    return [sys.executable, "-m", ROLES["engine"].module, "--host", host, *more, *options]
+def engine_command(kind: str, host: str, ports: Mapping[str, int], *, more: tuple[str, ...]) -> list[str]:
+    """Return the command of an engine of `kind`. `ports`: by kind, as in ENGINE_KINDS. `more`: its other options."""
+    options = [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
+    return [sys.executable, "-m", ENGINE_KINDS[kind].module, "--host", host, *more, *options]
 
 
 def option_of(words: Sequence[str], name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bench.listed_mesh import ListedMesh
 from bench.processes import Fleet
-from kvmesh.cli import processes
+from kvmesh.cli.planned_process import Process
 
 STABLE: Final = "stable"
 YOUNG: Final = "stable-young"
@@ -99,7 +99,7 @@ class RolloutMesh(ListedMesh):
         for name in set(self.fallen()) - set(self.fallen(but_engines=True)):
             self.start(name)
 
-    def _command(self, listed: processes.Process) -> list[str]:
+    def _command(self, listed: Process) -> list[str]:
         command = list(listed.command)
         if listed.role == "control":
             at = command.index("controlplane")

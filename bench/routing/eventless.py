@@ -25,7 +25,7 @@ from simulator.processes import Runner, Task
 from simulator.tables import row_dict
 
 UNSEEN: Final = (0.0, 0.25)
-"""Blocks unknown to routers over the blocks of prompts. Generated tokens of both traces are 0.026 of the prompts' tokens."""
+"""Blocks unknown to routers over the blocks of prompts. Both traces generate 0.026 tokens per token of prompt."""
 
 HIT_AIM: Final = 0.9
 HIT_TEXT: Final = "in every row, hit ratio without KV events at least 0.9 of that with them"
@@ -38,7 +38,7 @@ WORDS: Final = """kvmesh places all requests.
 - hit: cached blocks over all blocks of prompts.
 - wrong: wrong hits, blocks that the router expected in cache and the replica did not find, over all blocks of prompts.
 - unknown: blocks that each prompt leaves in the cache without the router's knowledge, over its own blocks. They stand for
-  generated tokens, which are 0.026 of the prompts' tokens in both traces, and for requests of others. Decode is not
+  generated tokens, 0.026 per token of prompt in both traces, and for requests of others. Decode is not
   simulated, so no router learns of the end of a generation.
 - stale: 4 routers hear of each other's prompts after 100 ms. Of the KV events, 5 % are lost.
 

@@ -9,7 +9,7 @@ from bench.listed_mesh import ListedMesh
 from bench.processes import Fleet
 from bench.results import BenchError
 from bench.warmups.arms import Setting, tables
-from kvmesh.cli import processes
+from kvmesh.cli.planned_process import Process
 
 DOWN_S_MAX: Final = 10.0
 READY_EVERY_S: Final = 0.05
@@ -57,7 +57,7 @@ class WarmupMesh(ListedMesh):
             self.wait_ready(name, READY_EVERY_S)
         return time.monotonic()
 
-    def _command(self, listed: processes.Process) -> list[str]:
+    def _command(self, listed: Process) -> list[str]:
         command = list(listed.command)
         if listed.role == "engine" and listed.name.startswith(f"{self._setting.role}-"):
             command += self._setting.options

@@ -1,7 +1,7 @@
 """All error texts that this engine returns.
 
 Triton reports all of them with the code INTERNAL, as the TensorRT-LLM C++ backend does, so clients match on the
-text. The texts are part of the contract: engines/reference/README.md has the table, and both change together. Texts of faults after
+text. The texts are part of the contract: docs/engines.md has the table, and both change together. Texts of faults after
 a request was accepted have TensorRT-LLM's prefix (`EXECUTOR_FAILED`).
 """
 

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils  # provided by Triton's Python st
 from engines.contract.outputs import RequestOutput
 from engines.contract.request import ResponseOptions
 
-FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETEFINAL
+FINAL: Final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _RESPONSE_BYTES = 1024  # per response: the overhead that the server keeps until the request ends
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from kvmesh import __version__
 from kvmesh.bad_option import BadOption
+from kvmesh.cli.conformance_command import conformance
 from kvmesh.cli.control import replica_commands
 from kvmesh.cli.control.event_commands import events
 from kvmesh.cli.control.profile_commands import profile
@@ -27,6 +28,7 @@ from kvmesh.cli.control.region_commands import region
 from kvmesh.cli.control.rollout_commands import rollout
 from kvmesh.cli.control.shadow_commands import shadow
 from kvmesh.cli.control.snapshot_commands import freeze, snapshot
+from kvmesh.cli.engine_commands import engine
 from kvmesh.cli.found_mesh import first_mesh
 from kvmesh.cli.mesh_file import DataDirUnusable, MeshBusy, NoMesh, read_meshes
 from kvmesh.cli.options import (
@@ -92,6 +94,7 @@ app.add_typer(rollout, name="rollout")
 app.add_typer(shadow, name="shadow")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(profile, name="profile")
+app.add_typer(engine, name="engine")
 replica_commands.add_to(replicas)
 
 
@@ -378,6 +381,7 @@ def status(
 
 app.command()(events)
 app.command()(freeze)
+app.command()(conformance)
 
 
 @app.command()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvmesh.cli.readiness import ModelReady, Ready, ReadyLine, RedisReady
-from kvmesh.cli.shared_memory import prefix_of
+from kvmesh.cli.engine_launchers import EngineLauncher
+from kvmesh.cli.planned_process import Process
+from kvmesh.cli.readiness import ReadyLine, RedisReady
 from kvmesh.config import ConfigError, MeshConfig
-from kvmesh.config_keys import Mistakes
-from kvmesh.config_sections import Engine
-from kvmesh.models.folder import ModelFolderError
-from kvmesh.models.tokenizer import ModelTokenizer
-from kvmesh.pool_sections import COLD, COSTS
-from kvmesh.pools import DEFAULT_POOL, PoolSettings, VersionSettings, pool_names, pool_settings
+from kvmesh.pools import DEFAULT_POOL, PoolSettings, pool_names, pool_settings
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binary, redis_command
 from kvmesh.redis_url import VARIABLE, has_password
-from kvmesh.roles import CONTROL, ROLES, engine_command, service_command
+from kvmesh.roles import CONTROL, service_command
 
 STATE_FOLDER: Final = "state"
 """Folder in the data folder with a state folder of each process, so that weights outlive a restart of everything."""
@@ -28,21 +23,6 @@ STATE_FOLDER: Final = "state"
 
 class PortInUse(RuntimeError):
     """A configured port is taken; the text is one sentence for the operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process. It starts when all `deps` are ready, and is up when its readiness check `ready` passes."""
-
-    name: str
-    role: str
-    command: tuple[str, ...]
-    deps: tuple[str, ...]
-    ready: Ready
-    environment: tuple[tuple[str, str], ...] = ()
-    """Variables added to the supervisor's environment. They hold secrets, which arguments would expose."""
-    shared_memory: str = ""
-    """Prefix of its files in /dev/shm, which are removed after its end; empty: none."""
 
 
 def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[Process]:
@@ -53,7 +33,7 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
     """
     check_host(config.mesh.host)
     pools = [pool_settings(config, name) for name in pool_names(config)]
-    vocabularies = _vocabularies(config, (pool.version for pool in pools))
+    launcher = EngineLauncher(config, pools, data_dir)
     replicas = [(pool, role, name) for pool in pools for role, name in _replicas(pool)]
     host = config.mesh.host
     services_count = (
@@ -63,7 +43,7 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         + config.frontend.replicas
     )
     # Ports that outgoing connections never take: a process that is started again finds its own ones free.
-    ports = free_ports(host, 1 + len(ROLES["engine"].ports) * len(replicas) + 2 * services_count)
+    ports = free_ports(host, 1 + len(launcher.ports) * len(replicas) + 2 * services_count)
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
     is_secret = has_password(redis_url)
     redis_option = () if is_secret else ("--redis", redis_url)
@@ -76,14 +56,13 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         command = service_command(role, name, config=str(config_path), listen=listen, more=options)
         return Process(name, role, tuple(command), (*redis_deps, *deps), ReadyLine(), environment)
 
-    engines, services = [], []
+    engines: list[Process] = []
+    services: list[Process] = []
     for pool, role, name in replicas:
-        engine_ports = {kind: next(ports) for kind in ROLES["engine"].ports}
-        vocabulary = vocabularies.get(pool.version.model_path, 0)
-        engine = _engine(config, pool.version, role, name, engine_ports, data_dir, vocabulary)
-        engines.append(engine)
-        address = f"{host}:{engine_ports['grpc']}"
-        services.append(service(role, name, 0, (engine.name,), "--engine", address, *_pool_option(pool)))
+        engine = launcher.launch(pool, role, name, ports)
+        engines += engine.processes
+        deps = tuple(each.name for each in engine.processes)
+        services.append(service(role, name, 0, deps, "--engine", engine.address, *_pool_option(pool)))
     routers = [
         service("router", pool.process_name("router", number), 0, (), *_pool_option(pool))
         for pool in pools
@@ -148,68 +127,6 @@ def _state_option(config: MeshConfig, role: str, name: str, data_dir: Path) -> t
         if config.control.replicas and not is_elsewhere
         else ()
     )
-
-
-def _engine(
-    config: MeshConfig,
-    version: VersionSettings,
-    role: str,
-    name: str,
-    ports: dict[str, int],
-    data_dir: Path,
-    vocabulary: int,
-) -> Process:
-    """`vocabulary`: 0 for an engine that has its own."""
-    engine, name = version.engine, f"{name}-engine"
-    blocks = engine.blocks_of_prefill if role == "prefill" else engine.kv_blocks
-    prefix = prefix_of(name, data_dir)
-    options = (
-        *("--arithmetic", engine.arithmetic, "--kv-blocks", str(blocks)),
-        *(
-            "--block-tokens",
-            str(engine.block_tokens),
-            "--salt",
-            version.salt,
-            "--model-version",
-            version.name,
-        ),
-        *("--handoff-timeout-s", str(engine.handoff_timeout_s)),
-        *("--model-dir", str(version.model_path)),
-        *("--max-sequence-tokens", str(engine.max_sequence_tokens)),
-        *("--shm-prefix", prefix, "--work-dir", str(data_dir / "engines" / name)),
-        *(("--vocab-size", str(vocabulary)) if vocabulary else ()),
-        *_costs(engine),
-        *(("--faults", version.faults) if version.faults else ()),
-    )
-    command = tuple(engine_command(config.mesh.host, ports, more=options))
-    ready = ModelReady(f"{config.mesh.host}:{ports['grpc']}", f"{config.mesh.host}:{ports['metrics']}")
-    return Process(name, "engine", command, (), ready, shared_memory=prefix)
-
-
-def _vocabularies(config: MeshConfig, versions: Iterable[VersionSettings]) -> dict[Path, int]:
-    """Return the vocabulary of the hashed engines by folder, that of its tokenizer. Raises ConfigError for a bad folder."""
-    found: dict[Path, int] = {}
-    mistakes = Mistakes()
-    for version in versions:
-        if version.engine.arithmetic != "hashed" or version.model_path in found:
-            continue
-        with mistakes.noted():
-            try:
-                tokenizer = ModelTokenizer.load(
-                    version.model_path, text_max=config.frontend.message_bytes_max
-                )
-            except ModelFolderError as error:
-                raise ConfigError(f"The model of version {version.name} cannot be served. {error}") from None
-            found[version.model_path] = tokenizer.vocab_size
-    mistakes.refuse()
-    return found
-
-
-def _costs(engine: Engine) -> Iterator[str]:
-    if engine.arithmetic == "hashed":
-        for key in (*COSTS, *(COLD if engine.cold_s else ())):
-            yield f"--{key.replace('_', '-')}"
-            yield str(getattr(engine, key))
 
 
 def check_host(host: str) -> None:

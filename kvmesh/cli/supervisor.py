@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kvmesh.child import bound_command
-from kvmesh.cli.processes import Process
+from kvmesh.cli.planned_process import Process
 from kvmesh.cli.readiness import Addresses
 from kvmesh.cli.restarts import DEATHS_MAX, PERIOD_S, Restarts
 from kvmesh.cli.shared_memory import clear
@@ -229,12 +229,13 @@ class Supervisor:
             await self.members[name].is_ready.wait()
         self._move(member, ProcessState.STARTING)
         await self._launch(member)
+        start_s = member.process.start_s or self._limits.start_s
         try:
-            async with asyncio.timeout(self._limits.start_s):
+            async with asyncio.timeout(start_s):
                 member.addresses = await member.process.ready.wait(member)
         except TimeoutError:
             raise ProcessFailed(
-                f"{member.process.name} was not ready after {self._limits.start_s:g} s. {self._last_lines(member)}"
+                f"{member.process.name} was not ready after {start_s:g} s. {self._last_lines(member)}"
             ) from None
         member.is_ready.set()
         self._move(member, ProcessState.READY)
@@ -313,9 +314,8 @@ class Supervisor:
         waiting = asyncio.ensure_future(member.process.ready.wait(member))
         stop = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait(
-                (waiting, stop), timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            start_s = member.process.start_s or self._limits.start_s
+            await asyncio.wait((waiting, stop), timeout=start_s, return_when=asyncio.FIRST_COMPLETED)
             if starts != member.starts or self._stop.is_set():
                 return
             if waiting.done():

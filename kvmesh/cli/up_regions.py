@@ -22,7 +22,8 @@ from kvmesh.cli.drain_notice import stop_and_tell
 from kvmesh.cli.fitted_table import Column, FittedTable
 from kvmesh.cli.found_mesh import FoundMesh, shown_folder
 from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
-from kvmesh.cli.processes import Process, check_host, refuse_taken
+from kvmesh.cli.planned_process import Process
+from kvmesh.cli.processes import check_host, refuse_taken
 from kvmesh.cli.readiness import MeshReady
 from kvmesh.cli.redis_choice import NamedRedis
 from kvmesh.cli.region_configs import check_names, control_count, region_names, with_regions

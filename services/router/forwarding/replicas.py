@@ -339,8 +339,11 @@ class Replica(Generic[SlotT]):
         self.is_ready = report.engine_ready and not report.draining and not report.cordoned
         self.is_held = report.held
         is_fresh, self._was_held = self._was_held and not report.held, report.held
+        was_aggregated = self.load.state.is_aggregated
         if self.load.take(report, now_s):  # the restarted engine starts clean
             self.ejection = OutlierEjection(now_s)
+            self._trust_changed()
+        elif self.load.state.is_aggregated != was_aggregated:
             self._trust_changed()
         if not self.is_retired:
             queued, running = report.queued_request_count, report.running_request_count

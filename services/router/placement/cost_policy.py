@@ -121,6 +121,9 @@ class CostPolicy:
         fitting = decodes.fitting(request, view, match)
         if not fitting:
             return Wait(NO_DECODE_ROOM, now_s + RECHECK_S)
+        has_aggregated = any(one[0].is_aggregated for one in fitting)
+        if has_aggregated and all(one[0].is_aggregated for one in fitting):
+            view = PoolView((), view.decode, view.waiting_requests)  # no pair: as without any prefill replica
 
         tokens, block_tokens = request.token_count, self._block_tokens
         estimate_s = self.costs.estimate_s
@@ -135,7 +138,10 @@ class CostPolicy:
             multipliers = self.slow_starts.multipliers(now_s)
             scored, fitting = slowed_prefills(scored, multipliers), slowed_decodes(fitting, multipliers)
         best = prefills.lowest(scored) if scored else None
-        decode, handoff_s = decodes.for_handoff(fitting)
+        paired = fitting
+        if has_aggregated and view.prefill:
+            paired = [one for one in fitting if not one[0].is_aggregated]
+        decode, handoff_s = decodes.for_handoff(paired)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         local: LocalPrefill | None = None
         is_short = tokens - match.deepest * block_tokens <= self._local_tokens_max

@@ -70,6 +70,8 @@ class ReplicaState:
     """True from a refusal for lack of slots until a report has a quarter less running requests than the most since."""
     running_max: int = 0
     """Most running requests in a report while `is_full`. 0: no report since."""
+    is_aggregated: bool = False
+    """True if its engine takes no handoffs. A decode replica then runs the prompt itself."""
 
     def has_ample_room(self) -> bool:
         """Return True if a quarter of the blocks is free by the report and later attempts, so that a reservation is

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from kvmesh.cli.processes import Process, processes_of
+from kvmesh.cli.planned_process import Process
+from kvmesh.cli.processes import processes_of
 from kvmesh.config import MeshConfig
 from kvmesh.roles import CONFIG_PATH, ROLES
 

@@ -37,7 +37,8 @@ from kvmesh.cli.mesh_file import (
     read_mesh,
     write_mesh,
 )
-from kvmesh.cli.processes import Process, processes_of
+from kvmesh.cli.planned_process import Process
+from kvmesh.cli.processes import processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.status import ProcessStatus, Sample, status
 from kvmesh.cli.supervisor import STOP_S_MAX, Wait

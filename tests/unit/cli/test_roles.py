@@ -96,10 +96,27 @@ def test_commands_name_the_module_and_every_port() -> None:
     )
     assert words[1:3] == ["-m", "services.router"]
     assert [option_of(words, name) for name in ("id", "listen", "redis", "none")] == ["r-1", "h:2", "u", ""]
-    words = engine_command("h", {"grpc": 1, "kv": 2}, more=("--salt", "s"))
+    words = engine_command("reference", "h", {"grpc": 1, "kv": 2}, more=("--salt", "s"))
     assert [option_of(words, name) for name in ("grpc-port", "kv-port", "salt", "host")] == [
         "1",
         "2",
         "s",
         "h",
     ]
+
+
+def test_the_gpu_engines_of_compose_take_the_places_of_its_engines() -> None:
+    """Every engine of compose.yaml is replaced, on the same ports, with a GPU of its own."""
+    overlay = yaml.safe_load((ROOT / "deploy/compose/gpu.yaml").read_text("utf-8"))["services"]
+    assert overlay.keys() == {name for name in COMPOSE if role_of(name) == "engine"}
+    ports = ROLES["engine"].ports
+    gpus = []
+    for part in overlay.values():
+        words = part["command"]
+        assert words[0] == "tritonserver"
+        for kind in ("grpc", "http", "metrics"):
+            assert option_of(words, f"{kind}-port") == str(ports[kind])
+        assert f":{ports['http']}/" in part["healthcheck"]["test"][-1]
+        (device,) = part["deploy"]["resources"]["reservations"]["devices"]
+        gpus += device["device_ids"]
+    assert len(set(gpus)) == len(overlay)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli import supervisor as supervisor_module
-from kvmesh.cli.processes import Process
+from kvmesh.cli.planned_process import Process
 from kvmesh.cli.readiness import Addresses, ReadyLine
 from kvmesh.cli.supervisor import STOP_S_MAX, Limits, ProcessFailed, ProcessState, Stopped, supervised
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
@@ -221,7 +221,7 @@ SUPERVISOR = textwrap.dedent(
     """
     import asyncio, json, sys
     from pathlib import Path
-    from kvmesh.cli.processes import Process
+    from kvmesh.cli.planned_process import Process
     from kvmesh.cli.readiness import Addresses, ReadyLine
     from kvmesh.cli.supervisor import supervised
     folder, codes = Path(sys.argv[1]), json.loads(sys.argv[2])
