@@ -29,7 +29,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-peers: setup  ## Run the same fault and conversations under routers from P
 
 bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 chosen rows, those of the tail and DRAW random ones (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
+
+bench-eventless: setup  ## Compare engines with and without KV events on replayed traces; writes docs/measurements (minutes)
+	$(BIN)/python -m bench.routing.eventless --write docs/measurements/eventless.md
 
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
