@@ -32,7 +32,7 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "arithmetic": config.arithmetic,
         "model_version": config.model_version,
         "block_hash_salt": config.salt,
-        "seeded_resume": "true",
+        "seeded_resume": "true" if config.offers_seeded_resume else "false",
         "output_start": "true",
         "release_handoff": "true",
         "disaggregated": "true",

@@ -91,7 +91,7 @@ class FactsReader:
 
     async def _run_one_iteration(self) -> None:
         log.info("the engine gets one request: its /metrics tells the KV cache after the first iteration")
-        metadata, _ = await self._client.model_description()
+        metadata, _ = await self._client.describe()
         tensors = RequestTensors(frozenset(one.name for one in metadata.inputs))
         call = EngineCall(
             CallKind.CONTEXT_AND_GENERATION, "first-iteration", frames.pack_ids((_FIRST_TOKEN,)), 1

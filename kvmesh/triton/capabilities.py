@@ -156,7 +156,7 @@ def derive(
         missing.append("model_transaction_policy { decoupled: true }")
     if config.max_batch_size < 1:
         missing.append("max_batch_size of at least 1")
-    capabilities = _capabilities(inputs, outputs, parameters, is_disaggregated=configured.disaggregated != NO)
+    capabilities = offered(inputs, outputs, parameters, is_disaggregated=configured.disaggregated != NO)
     facts = ModelFacts(
         capabilities=capabilities,
         tokens_per_block=sources.block_tokens(block_tokens),
@@ -185,6 +185,13 @@ def derive(
             lacks_metrics=sources.lacks_metrics,
         )
     return facts
+
+
+def tensor_faults(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """Return the tensors that kvmesh needs and the model lacks, and those of another type than kvmesh sends."""
+    missing: list[str] = []
+    _check_tensors(inputs, outputs, missing)
+    return missing
 
 
 def _no_prefill(configured: ConfiguredFacts) -> str:
@@ -242,13 +249,17 @@ def _has_guides(inputs: Mapping[str, str], parameters: Mapping[str, str]) -> boo
     return not is_stock if backend is None else bool(backend) and not backend.startswith("${")
 
 
-def _capabilities(
+def offered(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     parameters: Mapping[str, str],
     *,
-    is_disaggregated: bool,
+    is_disaggregated: bool = True,
 ) -> Capabilities:
+    """Return the capabilities of a model with these tensors (name -> Triton's data type) and parameters.
+
+    `is_disaggregated`: False if the configuration forbids disaggregated serving.
+    """
     says: Callable[[str], bool] = lambda name: _says(parameters, name)  # noqa: E731
     disaggregated = (
         is_disaggregated

@@ -109,7 +109,7 @@ class TritonClient:
         metrics: MetricsFound = NO_METRICS,
     ) -> ModelFacts:
         """Return the facts of the model. Raises ModelRefused, or CallError if the server does not answer."""
-        metadata, config = await self.model_description()
+        metadata, config = await self.describe()
         return capabilities.derive(
             metadata,
             config,
@@ -120,7 +120,7 @@ class TritonClient:
             metrics=metrics,
         )
 
-    async def model_description(self) -> tuple[Any, Any]:
+    async def describe(self) -> tuple[Any, Any]:
         """Return Triton's ModelMetadataResponse and ModelConfig. Raises CallError if the server does not answer."""
         try:
             metadata = await self._stub.ModelMetadata(

@@ -27,6 +27,7 @@ from services.router.placement.policy import (
     Dispatched,
     Event,
     Finished,
+    Generated,
     Hit,
     LoadReported,
     Measured,
@@ -180,6 +181,7 @@ class CostPolicy:
             case Measured():
                 self._measured(event.replica, event.hit, event.at_s)
             case LoadReported():
+                self._follow_cache(event)
                 self.reconciliation.on_load(event)
                 self.slow_starts.take(event)
                 if event.is_fresh:
@@ -190,7 +192,10 @@ class CostPolicy:
                 self.local_index.store(event.replica, event.hashes)
             case Removed():
                 self.local_index.remove(event.replica, event.hashes)
+            case Generated():
+                self.local_index.use(event.replica, event.hashes, event.output_blocks, event.at_s)
             case ReplicaLost():
+                self.local_index.doubt(event.replica)
                 self._forget(self.backlog.of(event.replica))
                 for each in (
                     self.backlog,
@@ -277,6 +282,15 @@ class CostPolicy:
 
     # Learning
 
+    def _follow_cache(self, seen: LoadReported) -> None:
+        """Note by which means the index learns of the cache of a replica, and whether the cache may be empty."""
+        if not seen.believed_blocks_max:
+            self.local_index.trust_events(seen.replica)
+            return
+        self.local_index.believe(seen.replica, seen.believed_blocks_max, seen.engine_boot_id)
+        if not seen.is_engine_ready:
+            self.local_index.doubt(seen.replica)
+
     def _dispatched(self, event: Dispatched) -> None:
         work = Work(
             (event.router, event.request_id),
@@ -303,7 +317,12 @@ class CostPolicy:
         if hit is None:
             return
         self.local_index.repair(
-            work.replica, work.hashes, min(hit.cached_blocks, len(work.hashes)), len(work.hashes)
+            work.replica,
+            work.hashes,
+            min(hit.cached_blocks, len(work.hashes)),
+            len(work.hashes),
+            at_s=event.at_s,
+            dispatched_s=work.at_s,
         )
         if hit.prefill_s > 0:
             if work.is_own:
