@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bench import machine, options, pages
-from bench.conformance_engines import ENGINES, TestedEngine, names
+from bench.conformance_engines import ENGINES, CheckedEngine, names
 from bench.processes import ANY_CORE, Fleet, Process, free_port
 from bench.results import BenchError
 from kvmesh.cli import shared_memory
@@ -38,7 +38,7 @@ app = typer.Typer(add_completion=False)
 class Judged:
     """The record of `kvmesh conformance --json` on one engine, or why there is none."""
 
-    engine: TestedEngine
+    engine: CheckedEngine
     record: Mapping[str, Any] | None
     obstacle: str = ""
 
@@ -80,7 +80,7 @@ def conformance(
         raise typer.Exit(1)
 
 
-def judge(engine: TestedEngine, cancels: int) -> Judged:
+def judge(engine: CheckedEngine, cancels: int) -> Judged:
     """Start an engine and its pair, and run all checks. Raises BenchError if that is not possible."""
     if obstacle := engine.obstacle():
         return Judged(engine, None, obstacle)
@@ -106,7 +106,7 @@ def judge(engine: TestedEngine, cancels: int) -> Judged:
     return Judged(engine, json.loads(done.stdout))
 
 
-def _started(fleet: Fleet, engine: TestedEngine, name: str) -> tuple[Process, dict[str, int]]:
+def _started(fleet: Fleet, engine: CheckedEngine, name: str) -> tuple[Process, dict[str, int]]:
     ports = {kind: free_port() for kind in engine.ports}
     prefix = f"kvmesh_bench_{ports['grpc']}_"
     words = [f"--{key.replace('_', '-')}={value}" for key, value in engine.options.items()]

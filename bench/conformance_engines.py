@@ -11,7 +11,7 @@ from kvmesh.roles import ENGINE_KINDS, REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
-class TestedEngine:
+class CheckedEngine:
     """One engine, or a pair of equal ones."""
 
     name: str
@@ -42,20 +42,20 @@ class TestedEngine:
 _REFERENCE: Final = ENGINE_KINDS[REFERENCE]
 
 ENGINES: Final = (
-    TestedEngine(
+    CheckedEngine(
         "hashed",
         "The reference engine with hashed arithmetic, which tests of the mesh use.",
         _REFERENCE.module,
         {"arithmetic": "hashed", "step_s": 0.002},
         ports=_REFERENCE.ports,
     ),
-    TestedEngine(
+    CheckedEngine(
         "transformer",
         "The reference engine with its small transformer on the CPU, in float64.",
         _REFERENCE.module,
         {"arithmetic": "transformer"},
         ports=_REFERENCE.ports,
-        checks=("--end-id", "2"),
+        checks=("--end-id", "1"),
     ),
 )
 

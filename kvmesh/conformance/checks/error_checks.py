@@ -13,10 +13,14 @@ from kvmesh.conformance.fallbacks import FALLBACKS
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Judged, Verdict, judged, not_judged
+from kvmesh.triton.errors import EngineStalled
 from kvmesh.triton.port import CallKind
 
 LAST_TOKENS: Final = 4
 """Output tokens of the longest sequence."""
+
+LONGEST_S: Final = 50.0
+"""Timeout of the longest sequence, below that of its check."""
 
 PROMPT_TOKENS_MAX: Final = 1 << 20
 """A longer prompt is not sent."""
@@ -99,7 +103,10 @@ async def _longest(trial: Trial) -> Verdict:
     limit = _limit(trial)
     if not trial.share.sequence_tokens:
         return _too_large(limit)
-    answer = await trial.engine.ask(trial.prompts.draw(limit - LAST_TOKENS), LAST_TOKENS)
+    prompt = trial.prompts.draw(limit - LAST_TOKENS)
+    answer = await trial.engine.ask(prompt, LAST_TOKENS, wait_s=LONGEST_S)
+    if isinstance(answer.error, EngineStalled):
+        return not_judged(f"a sequence of {limit} tokens was not served within {LONGEST_S:g} s")
     fault = judgements.end_fault(answer) or judgements.length_fault(answer, LAST_TOKENS)
     return judged(fault, f"a sequence of max_sequence_tokens, {limit}, is served")
 

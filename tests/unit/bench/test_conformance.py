@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from bench.conformance import Judged, lines
-from bench.conformance_engines import ENGINES, TestedEngine
+from bench.conformance_engines import ENGINES, CheckedEngine
 
 RECORD = {
     "checks": [
@@ -17,10 +17,8 @@ RECORD = {
 
 def test_the_page_has_each_engine_and_each_reason() -> None:
     """An engine that cannot be started here is on it, too, with the reason."""
-    missing = TestedEngine("gpu", "On a GPU.", "engines.gpu", needs="no_such_package")
-    page = "\n".join(
-        lines([Judged(ENGINES[0], RECORD), Judged(missing, None, missing.obstacle())])  # type: ignore[arg-type]
-    )
+    missing = CheckedEngine("gpu", "On a GPU.", "engines.gpu", needs="no_such_package")
+    page = "\n".join(lines([Judged(ENGINES[0], RECORD), Judged(missing, None, missing.obstacle())]))
     assert (
         "| hashed | The reference engine with hashed arithmetic, which tests of the mesh use. | 1 | 0 | 1 | 0 |"
         in page
