@@ -28,6 +28,8 @@ NOT_RUN: Final = {
     "kvmesh generate --address api.example": "needs a frontend with a certificate; "
     "tests/integration/trust/test_command_line.py runs the options",
     "for n in $(seq 12); do words=": "needs a mesh of regions",
+    "kvmesh engine repository": "needs weights; tests/unit/engine_tensorrt_llm runs it",
+    "kvmesh conformance --triton 10.": "needs engines on GPUs; tests/integration/conformance runs it",
     "kvmesh replay bench/traces": "replays 4,812 requests: a minute of two cores",
     "kvmesh replay trace.jsonl.gz --cost-of": "needs a router that measured 128 prompts; "
     "tests/integration/cli/test_replay_of_a_mesh.py runs it",

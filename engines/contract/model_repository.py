@@ -6,11 +6,25 @@ from pathlib import Path
 
 from engines.contract.tensors import MODEL_NAME, Input, Output
 
-_MODEL = """\
+IMPORT_PATH = """\
+# Triton's Python stub ignores PYTHONPATH (seen with 2.51 and Python 3.11).
+sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+"""
+"""Statements of a model.py that needs PYTHONPATH."""
+
+_MODEL = (
+    """\
 \"\"\"Generated; the model lives in {package}.\"\"\"
 
-from {package}.triton_model import TritonPythonModel
+import os
+import sys
+
 """
+    + IMPORT_PATH
+    + """
+from {package}.triton_model import TritonPythonModel  # noqa: E402
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +46,21 @@ class TritonInstallation:
         return [*backend, stub]
 
 
-def write_model(directory: Path, package: str, config: str) -> Path:
+def write_model(directory: Path, package: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:
     """Create the model repository `directory` with the model of `package`; return the folder of its version.
 
-    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt.
+    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt. `files`: further
+    files by their path in the model's folder; one of them may replace `1/model.py`.
     """
-    version = directory / MODEL_NAME / "1"
+    model = directory / MODEL_NAME
+    version = model / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL.format(package=package))
-    (directory / MODEL_NAME / "config.pbtxt").write_text(config)
+    (model / "config.pbtxt").write_text(config)
+    for name, content in (files or {}).items():
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return version
 
 

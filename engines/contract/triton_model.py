@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -48,6 +49,9 @@ class StartedEngine:
 class TritonModel(ABC):
     """The class that Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
 
+    version_folder: Path
+    """The folder of the loaded version in the model repository, with the further files of an engine."""
+
     @abstractmethod
     def start_engine(
         self, parameters: dict[str, str], output_queue: OutputQueue, kill_server: Callable[[], None]
@@ -62,6 +66,7 @@ class TritonModel(ABC):
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         written = json.loads(args["model_config"])["parameters"]
         parameters = {name: value["string_value"] for name, value in written.items()}
+        self.version_folder = Path(args["model_repository"]) / args["model_version"]
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, SubscriptionStream] = {}
         self._closing = threading.Lock()

@@ -12,7 +12,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -80,17 +80,20 @@ def options_of(parsed: argparse.Namespace) -> ServerOptions:
     )
 
 
-def become(options: ServerOptions, package: str, config: str, *more: str) -> NoReturn:
+def become(
+    options: ServerOptions, package: str, config: str, *more: str, files: Mapping[str, bytes] | None = None
+) -> NoReturn:
     """Write the files of the model of `package`, with config.pbtxt `config`, and exec tritonserver.
 
-    `more`: further options of tritonserver. Exits with a message if the nvidia-pytriton wheel is not installed.
+    `more`: further options of tritonserver. `files`: see model_repository.write_model. Exits with a message if the
+    nvidia-pytriton wheel is not installed.
     """
     if options.die_with_parent:
         _die_with_parent()
     installation = find_installation()
     work_dir = _fresh_directory(options.work_dir, options.grpc_port)
     _remove_stale_shared_memory(options.shm_prefix)
-    model_repository.write_model(work_dir / "repository", package, config)
+    model_repository.write_model(work_dir / "repository", package, config, files)
     model_repository.write_backend(work_dir / "backends", installation)
     command = [str(installation.server), *_arguments(options, work_dir), *more]
     os.execve(command[0], command, _environment())

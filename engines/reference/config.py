@@ -7,6 +7,11 @@ import msgspec
 from engines.reference.cost_model import CostModel
 from engines.reference.faults import check_option
 
+ARITHMETICS = ("transformer", "hashed", "torch")
+SHAPES = ("test", "0.5B", "8B")
+"""Shapes of `torch` whose weights are drawn (llama/shape.py)."""
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("bfloat16", "float32")
 COLD_MAX_S = 60
 COLD_RUNS_MAX = 100
 
@@ -15,7 +20,7 @@ COLD_RUNS_MAX = 100
 class EngineConfig:
     """All settings of one engine. Unknown keys and values out of range raise ValueError, so the engine does not start."""
 
-    arithmetic: str  # "transformer" or "hashed"
+    arithmetic: str  # one of ARITHMETICS
     host: str = "127.0.0.1"
     kv_port: int = 0  # of the KV listener; 0 takes any free port (tests only: kv_address would say 0)
     kv_advertise: str = ""  # "host:port" that other engines dial for KV blocks; empty: host and kv_port
@@ -26,12 +31,21 @@ class EngineConfig:
     queue_max: int = 256  # requests that wait for admission
     prefix_reuse: bool = True
     salt: str = ""  # of block hashes and, with the hashed arithmetic, of the model version
-    model_dir: str = ""  # of the transformer's weights
+    model_dir: str = ""  # of the weights of transformer and torch
+    torch_shape: str = (
+        ""  # torch only: one of SHAPES, whose weights are drawn; empty: a Hugging Face folder, model_dir
+    )
+    torch_seed: int = 0  # torch only, of drawn weights
+    device: str = "auto"  # torch only: one of DEVICES; auto takes a GPU if there is one
+    dtype: str = "bfloat16"  # torch only, of weights and KV: one of DTYPES
     vocab_size: int = 4096  # hashed only
-    max_sequence_tokens: int = 4096  # hashed only; the transformer reads its own from config.json
+    max_sequence_tokens: int = (
+        4096  # hashed, and torch up to its model's; the transformer has its own in config.json
+    )
     end_token: int = 2  # hashed only
     end_probability: float = 0.0  # hashed only, per position
     hide_end_token: bool = False  # outputs omit the end token, as TensorRT-LLM's C++ backend does
+    seeded_resume: bool = True  # tell that a resumed request continues with the same tokens, where it does
     model_version: str = "1"
     handoff_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0  # deadline of one KV transfer, connection setup included
@@ -47,7 +61,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         checks = {
-            "arithmetic": (self.arithmetic in ("transformer", "hashed"), "transformer or hashed"),
+            "arithmetic": (self.arithmetic in ARITHMETICS, _either(ARITHMETICS)),
+            "torch_shape": (self.torch_shape in ("", *SHAPES), f"empty, {_either(SHAPES)}"),
+            "torch_seed": (0 <= self.torch_seed < 1 << 63, "0..2^63-1"),
+            "device": (self.device in DEVICES, _either(DEVICES)),
+            "dtype": (self.dtype in DTYPES, _either(DTYPES)),
             "kv_port": (0 <= self.kv_port <= 65535, "0..65535"),
             "kv_blocks": (self.kv_blocks >= 1, ">= 1"),
             "block_tokens": (1 <= self.block_tokens <= 1024, "1..1024"),
@@ -75,6 +93,11 @@ class EngineConfig:
         check_option(self.faults)
 
     @property
+    def offers_seeded_resume(self) -> bool:
+        """True if the model tells `seeded_resume`. The tokens of torch depend on the batch, too."""
+        return self.seeded_resume and self.arithmetic != "torch"
+
+    @property
     def has_guides(self) -> bool:
         """True if the model has a tokenizer, without which no guide can be compiled."""
         return self.arithmetic == "transformer"
@@ -87,6 +110,10 @@ class EngineConfig:
     def to_json(self) -> str:
         """Return the JSON that `from_json` reads."""
         return msgspec.json.encode(self).decode()
+
+
+def _either(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 def from_json(text: str) -> EngineConfig:

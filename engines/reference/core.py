@@ -6,6 +6,7 @@ is an argument. The caller (engine.py) runs the arithmetic between `plan` and `c
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +20,7 @@ from engines.contract.guide_text import GuideText
 from engines.contract.outputs import LoadReport, PerfMetrics, RequestOutput
 from engines.contract.request import RequestKind
 from engines.reference.adjustments import adjusted, allow_only
-from engines.reference.arithmetic import ChunkInput
+from engines.reference.arithmetic import ChosenToken, ChunkInput, Logits
 from engines.reference.block_pool import BlockPool, chain_hashes
 from engines.reference.cold_shapes import ColdShapes, Shape, shapes_of
 from engines.reference.config import EngineConfig
@@ -199,6 +200,7 @@ class EngineCore:
                 start=chunk.start,
                 block_ids=chunk.sequence.block_ids[: -(-(chunk.start + chunk.count) // width)].copy(),
                 wants_logits=chunk.wants_logits,
+                is_greedy=chunk.sequence.takes_most_likely,
             )
             for chunk in plan
         ]
@@ -215,7 +217,7 @@ class EngineCore:
     def commit(
         self,
         plan: list[ScheduledChunk],
-        logits: list[npt.NDArray[np.float64] | None],
+        logits: List[Logits | ChosenToken | None],
         now_ns: int,
         step_s: float,
     ) -> None:
@@ -252,7 +254,7 @@ class EngineCore:
             cold_steps_total=self.cold_shapes.steps_total,
         )
 
-    def _sample(self, sequence: Sequence, row: npt.NDArray[np.float64], now_ns: int) -> None:
+    def _sample(self, sequence: Sequence, row: Logits | ChosenToken, now_ns: int) -> None:
         if self.config.lie == "refuse" and sequence.generated >= self.config.lie_after:
             text = errors.BAD_VALUE.format(field="input_ids", value="a lie", allowed="none")
             self.fail(sequence, text)
@@ -267,20 +269,21 @@ class EngineCore:
                 self.outputs.append((sequence.request.key, RequestOutput(is_final=True, is_complete=True)))
                 self.scheduler.remove(sequence)
                 return
-            changed = self._adjusted(sequence, row, guide)
-            token, log_probability = sample_token(row, sequence.length, sampling, changed)
+            if isinstance(row, ChosenToken):
+                token, log_probability = row.token, row.log_probability if sampling.log_probs else 0.0
+            else:
+                changed = self._adjusted(sequence, row, guide)
+                token, log_probability = sample_token(row, sequence.length, sampling, changed)
         except EngineError as error:
             self.fail(sequence, str(error))
             return
-        if self.faults.wrong:
-            token = self.faults.emitted(token, sequence.tokens[: sequence.length], len(row))
-        if self.faults.flip:
-            token = self.faults.flipped(token, self.boot_id, self.counters.tokens_generated, len(row))
+        if not isinstance(row, ChosenToken):
+            token = self._made_wrong(sequence, token, len(row))
         self.counters.tokens_generated += 1
         is_context = sequence.request.kind is RequestKind.CONTEXT_ONLY
         is_last = sequence.append(token) or self._is_guide_over(sequence) or is_context
         output = self._emit(sequence, token, log_probability, is_last, now_ns)
-        if sampling.top_log_probs:
+        if sampling.top_log_probs and not isinstance(row, ChosenToken):
             ids, values = top_log_probabilities(row, sampling.top_log_probs)
             output.top_ids, output.top_log_probs = [ids], [values]
         is_hidden = self.config.hide_end_token and token in sequence.request.end_ids
@@ -295,6 +298,14 @@ class EngineCore:
         elif is_last:
             self.scheduler.remove(sequence)
 
+    def _made_wrong(self, sequence: Sequence, token: int, vocabulary: int) -> int:
+        """Return the token that injected faults emit in place of `token`: mostly itself."""
+        if self.faults.wrong:
+            token = self.faults.emitted(token, sequence.tokens[: sequence.length], vocabulary)
+        if self.faults.flip:
+            token = self.faults.flipped(token, self.boot_id, self.counters.tokens_generated, vocabulary)
+        return token
+
     def _is_guide_over(self, sequence: Sequence) -> bool:
         """True if the guide of a sequence allows nothing behind its output, or cannot go on."""
         try:
@@ -303,9 +314,7 @@ class EngineCore:
         except EngineError:
             return False  # the next token reports it
 
-    def _adjusted(
-        self, sequence: Sequence, row: npt.NDArray[np.float64], guide: Guide | None
-    ) -> npt.NDArray[np.float64] | None:
+    def _adjusted(self, sequence: Sequence, row: Logits, guide: Guide | None) -> Logits | None:
         """Return the logits from which the next token is drawn. None: the row itself. Raises EngineError."""
         request = sequence.request
         if guide is None and request.adjustments.change_nothing:

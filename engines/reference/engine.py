@@ -15,9 +15,6 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from engines.contract import errors
 from engines.contract.errors import TransferError
 from engines.contract.guide_text import GuideText
@@ -26,6 +23,7 @@ from engines.contract.outputs import RequestOutput
 from engines.contract.publisher import Publisher, Subscriber
 from engines.contract.request import EngineRequest, EventCursor
 from engines.reference.arithmetic import Arithmetic
+from engines.reference.blocks import Blocks
 from engines.reference.config import EngineConfig
 from engines.reference.core import EngineCore, KvPull
 from engines.reference.cost_model import Pacer
@@ -56,7 +54,8 @@ class ReferenceEngine:
     core: EngineCore = field(init=False)
     publisher: Publisher = field(init=False)
     listener: KvListener = field(init=False)
-    _store: npt.NDArray[Any] = field(init=False)
+    _store: Any = field(init=False)
+    _blocks: Blocks = field(init=False)
     _sequences: dict[int, Sequence] = field(default_factory=dict)  # engine thread only
     _pullers: dict[int, KvPuller] = field(default_factory=dict)  # engine thread only
     _commands: deque[Callable[[], None]] = field(default_factory=deque)
@@ -69,15 +68,18 @@ class ReferenceEngine:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Allocate the store, open the KV listener, start the engine thread. Raises OSError if the KV port is taken."""
+        """Allocate the store, open the KV listener, start the engine thread.
+
+        Raises OSError if the KV port is taken, ValueError if the store does not fit.
+        """
         config = self.config
         self._store = self.arithmetic.new_store(config.kv_blocks, config.block_tokens)
-        block_bytes = int(self._store[0].nbytes)
+        self._blocks = self.arithmetic.blocks(self._store)
         core = EngineCore(
-            config, self.boot_id, self.digest, "", block_bytes, compile_guide=self.compile_guide
+            config, self.boot_id, self.digest, "", self._blocks.block_bytes, compile_guide=self.compile_guide
         )
         source = KvSource(
-            self.boot_id, self.digest, block_bytes, self._store, core.handoffs.begin_send, self._handoff_sent
+            self.boot_id, self.digest, self._blocks, core.handoffs.begin_send, self._handoff_sent
         )
         self.listener = KvListener(source, config.host, config.kv_port)
         self.listener.start()
@@ -266,23 +268,31 @@ class ReferenceEngine:
         core.pulls_to_start.clear()
 
     def _pull(self, pull: KvPull, puller: KvPuller, ready_s: float) -> None:
-        fetched: list[bytearray] = []
+        staged: list[Any] = []
+
+        def take(data: bytearray) -> None:
+            staged.append(self._blocks.stage(data) if pull.block_ids else None)
+
         try:
-            puller.pull(fetched.append)
+            puller.pull(take)
         except TransferError as error:
             self._enqueue(partial(self._on_pull_failed, pull, str(error)))
             return
+        except Exception as error:  # noqa: BLE001  # a device without memory must not leave the request waiting
+            _log.exception("pulled blocks could not be staged; the request ends with an error")
+            reason = errors.TRANSFER_FAILED.format(reason=type(error).__name__)
+            self._enqueue(partial(self._on_pull_failed, pull, reason))
+            return
         time.sleep(max(0.0, ready_s - time.monotonic()))
-        self._enqueue(partial(self._on_pulled, pull, fetched[0]))
+        self._enqueue(partial(self._on_pulled, pull, staged[0]))
 
-    def _on_pulled(self, pull: KvPull, data: bytearray) -> None:
+    def _on_pulled(self, pull: KvPull, staged: Any) -> None:
         sequence = self._sequences.get(pull.key)
         self._pullers.pop(pull.key, None)
         if sequence is None or pull.key not in self.core.scheduler.running:
             return  # cancelled during the pull: another sequence may hold these blocks now
         if pull.block_ids:
-            shape = (len(pull.block_ids), *self._store.shape[1:])
-            self._store[list(pull.block_ids)] = np.frombuffer(data, dtype=self._store.dtype).reshape(shape)
+            self._blocks.write(pull.block_ids, staged)
         self.core.pulled(sequence, time.monotonic_ns())
 
     def _on_pull_failed(self, pull: KvPull, reason: str) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from engines.reference.arithmetic import ChunkInput
+from engines.reference.blocks import ArrayBlocks
 
 _CANDIDATES = 48  # tokens with a logit made from the hash; all others have _UNLIKELY
 _UNLIKELY = -30.0
@@ -53,6 +54,10 @@ class HashedArithmetic:
     def new_store(self, block_count: int, block_tokens: int) -> npt.NDArray[np.uint64]:
         """Return a zeroed paged store, uint64 [block_count, block_tokens]: one running hash per token."""
         return np.zeros((block_count, block_tokens), dtype=np.uint64)
+
+    def blocks(self, store: npt.NDArray[np.uint64]) -> ArrayBlocks:
+        """See Arithmetic."""
+        return ArrayBlocks(store)
 
     def forward(
         self, chunk_inputs: list[ChunkInput], store: npt.NDArray[np.uint64]

@@ -20,13 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
-import numpy.typing as npt
 
 from engines.contract import errors
 from engines.contract.errors import TransferError
+from engines.reference.blocks import Blocks
 from engines.reference.handoff import Handoff
 
 _ACK = b"ACK!"
@@ -54,12 +53,11 @@ class _PullResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """The source of a listener's blocks. `store[b]` must be C-contiguous; blocks do not change during a send."""
+    """The source of a listener's blocks. Blocks do not change during a send."""
 
     boot_id: str
     digest: str
-    block_bytes: int
-    store: npt.NDArray[Any]
+    blocks: Blocks
     begin_send: Callable[[int], list[int] | None]  # handoff id -> block ids, None if unknown
     end_send: Callable[[int, bool], None]  # (handoff id, is_acknowledged), once per begun send
 
@@ -124,7 +122,7 @@ class KvListener:
     def _respond(self, connection: socket.socket, deadline_s: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         request = msgspec.json.decode(_read_message(connection, deadline_s), type=_PullRequest)
-        if request.digest != self.source.digest or request.block_bytes != self.source.block_bytes:
+        if request.digest != self.source.digest or request.block_bytes != self.source.blocks.block_bytes:
             return _write_message(
                 connection, _PullResponse(error=f"arithmetic is {self.source.digest}"), deadline_s
             )
@@ -138,7 +136,7 @@ class KvListener:
             wanted = block_ids[request.first_block :]
             _write_message(connection, _PullResponse(blocks=len(wanted)), deadline_s)
             for block_id in wanted:
-                _send(connection, memoryview(self.source.store[block_id]).cast("B"), deadline_s)
+                _send(connection, self.source.blocks.read(block_id), deadline_s)
             is_acknowledged = _read(connection, len(_ACK), deadline_s) == _ACK
         finally:
             self.source.end_send(request.handoff_id, is_acknowledged)

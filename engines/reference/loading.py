@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
@@ -13,10 +14,34 @@ from engines.reference.hashed import HashedArithmetic
 from engines.reference.sequence import Guide
 
 
+@dataclass(frozen=True, slots=True)
+class ArithmeticFacts:
+    """What the launcher tells of an arithmetic that the model's process loads."""
+
+    vocab_size: int
+    max_sequence_tokens: int
+    digest: str
+
+
+def facts_of(config: EngineConfig) -> ArithmeticFacts:
+    """Return the facts of a configuration's arithmetic. Raises ValueError and OSError where it cannot be loaded.
+
+    The weights of `torch` are checked, but not loaded.
+    """
+    if config.arithmetic == "torch":
+        from engines.reference.llama.loading import choose
+
+        choice = choose(config)
+        return ArithmeticFacts(choice.shape.vocabulary, choice.max_sequence_tokens, choice.digest)
+    arithmetic, digest = load_arithmetic(config)
+    return ArithmeticFacts(arithmetic.vocab_size, arithmetic.max_sequence_tokens, digest)
+
+
 def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
     """Return the arithmetic and its digest.
 
-    The transformer is read from the model directory; raises OSError if the directory is missing.
+    The weights of the transformer, and those of `torch` without a shape, are read from the model directory. Raises OSError
+    if a file is missing, and ValueError for one that does not fit.
     """
     if config.arithmetic == "hashed":
         hashed = HashedArithmetic(
@@ -30,6 +55,11 @@ def load_arithmetic(config: EngineConfig) -> tuple[Arithmetic, str]:
             hashed,
             f"hashed-{config.vocab_size}-{config.end_token}-{xxhash.xxh3_64_hexdigest(config.salt.encode())}",
         )
+    if config.arithmetic == "torch":
+        from engines.reference.llama.loading import choose  # PyTorch is no dependency of the engine
+
+        choice = choose(config)
+        return choice.load(), choice.digest
     from engines.reference.transformer import Transformer  # hashed needs neither weights nor BLAS
 
     model_dir = Path(config.model_dir)

@@ -84,6 +84,13 @@ class Sequence:
         """Number of known tokens that are not computed yet."""
         return self.length - self.computed
 
+    @property
+    def takes_most_likely(self) -> bool:
+        """True if each output token is the most likely one of the raw logits, and no other token is asked for."""
+        request = self.request
+        changes = request.guide is not None or not request.adjustments.change_nothing
+        return request.sampling.is_greedy and not changes and not request.sampling.top_log_probs
+
     def blocks_needed(self, block_tokens: int) -> int:
         """Return the number of blocks for the prompt and, unless context_only, the longest possible output."""
         prompt = len(self.request.prompt)

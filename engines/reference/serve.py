@@ -10,9 +10,9 @@ from pathlib import Path
 
 from engines.contract import tritonserver
 from engines.reference import advertise, fault_injector, model_repository
-from engines.reference.config import EngineConfig
+from engines.reference.config import ARITHMETICS, DEVICES, DTYPES, SHAPES, EngineConfig
 from engines.reference.cost_model import CostModel
-from engines.reference.loading import load_arithmetic
+from engines.reference.loading import facts_of
 from engines.reference.model_repository import ModelFacts
 
 PACKAGE = "engines.reference"
@@ -24,11 +24,11 @@ def main() -> None:
     server = tritonserver.options_of(parsed)
     try:
         config = _config(parsed)
-        arithmetic, digest = load_arithmetic(config)
+        told = facts_of(config)
     except (OSError, ValueError) as error:
         sys.exit(f"cannot start the reference engine: {error}")
     facts = ModelFacts(
-        arithmetic.vocab_size, arithmetic.max_sequence_tokens, server.http_address, server.pid, digest
+        told.vocab_size, told.max_sequence_tokens, server.http_address, server.pid, told.digest
     )
     tritonserver.become(server, PACKAGE, model_repository.config_pbtxt(config, facts))
 
@@ -54,11 +54,16 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         prefix_reuse=not options.no_prefix_reuse,
         salt=options.salt,
         model_dir=options.model_dir,
+        torch_shape=options.torch_shape,
+        torch_seed=options.torch_seed,
+        device=options.device,
+        dtype=options.dtype,
         vocab_size=options.vocab_size,
         max_sequence_tokens=options.max_sequence_tokens,
         end_token=options.end_token,
         end_probability=options.end_probability,
         hide_end_token=options.hide_end_token,
+        seeded_resume=not options.no_seeded_resume,
         model_version=options.model_version,
         handoff_timeout_s=options.handoff_timeout_s,
         pull_timeout_s=options.pull_timeout_s,
@@ -76,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     default, costs = EngineConfig("hashed"), CostModel()
     parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
     add = parser.add_argument
-    add("--arithmetic", choices=("transformer", "hashed"), required=True)
+    add("--arithmetic", choices=ARITHMETICS, required=True)
     tritonserver.add_options(parser)
     add("--advertise", default="", help=advertise.HELP)
     add("--kv-port", type=int, required=True)
@@ -91,16 +96,25 @@ def _parser() -> argparse.ArgumentParser:
         default=default.salt,
         help="salt of block hashes; with the hashed arithmetic also the model version",
     )
-    add("--model-dir", default=str(Path(__file__).parent / "model"), help="weights of the transformer")
+    add("--model-dir", default=str(Path(__file__).parent / "model"), help="weights of transformer and torch")
+    add("--torch-shape", choices=SHAPES, default="", help="torch only: draw the weights of this shape")
+    add("--torch-seed", type=int, default=default.torch_seed, help="torch only, of drawn weights")
+    add("--device", choices=DEVICES, default=default.device, help="torch only")
+    add("--dtype", choices=DTYPES, default=default.dtype, help="torch only, of weights and KV")
     add("--model-version", default=default.model_version)
     add("--vocab-size", type=int, default=default.vocab_size, help="hashed only")
-    add("--max-sequence-tokens", type=int, default=default.max_sequence_tokens, help="hashed only")
+    add("--max-sequence-tokens", type=int, default=default.max_sequence_tokens, help="hashed and torch")
     add("--end-token", type=int, default=default.end_token, help="hashed only")
     add("--end-probability", type=float, default=default.end_probability, help="hashed only, per position")
     add(
         "--hide-end-token",
         action="store_true",
         help="omit end_id from the output, as TensorRT-LLM's C++ backend does",
+    )
+    add(
+        "--no-seeded-resume",
+        action="store_true",
+        help="do not tell the capability, as an engine whose tokens depend on the batch",
     )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from engines.reference.arithmetic import ChunkInput
 from engines.reference.attention import DecodeGroup, Integers, Rows, attend_causal, gathered
+from engines.reference.blocks import ArrayBlocks
 
 FORMAT = "kvmesh-reference-transformer-1"
 
@@ -107,6 +108,10 @@ class Transformer:
             (block_count, shape.layer_count, block_tokens, 2, shape.kv_head_count, shape.head_width),
             np.float32,
         )
+
+    def blocks(self, store: NDArray[np.float32]) -> ArrayBlocks:
+        """See Arithmetic."""
+        return ArrayBlocks(store)
 
     def forward(self, chunk_inputs: list[ChunkInput], store: NDArray[Any]) -> list[Rows | None]:
         """Compute one step; see `Arithmetic.forward`.

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Server:
     log: Path
     started_s: float
     command: list[str]
+    metrics: str
     process: subprocess.Popen[bytes] = field(init=False, repr=False)
     starts: int = 0
 
@@ -69,17 +70,23 @@ class Server:
         self.process.wait()
 
 
-def launch(directory: Path, *options: str) -> Server:
-    """Start a hashed engine on free ports."""
+REFERENCE = ("engines.reference.serve", "--arithmetic=hashed")
+
+
+def launch(
+    directory: Path, *options: str, module: Sequence[str] = REFERENCE, metrics_port: int = 0
+) -> Server:
+    """Start a hashed engine on free ports. `module`: launcher and its first options. `metrics_port`: 0 takes a free one."""
     directory.mkdir(parents=True, exist_ok=True)
     host = own_loopback()
     grpc, http, metrics, kv = free_ports(host, 4)
+    metrics = metrics_port or metrics
     log, prefix = directory / "log", f"kvmesh_test_{host}_{grpc}_"
-    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed", f"--host={host}"]
+    command = [sys.executable, "-m", *module, f"--host={host}"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
     command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
     addresses = (f"{host}:{grpc}", f"{host}:{http}", f"{host}:{kv}")
-    server = Server(*addresses, prefix, log, time.monotonic(), command)
+    server = Server(*addresses, prefix, log, time.monotonic(), command, f"{host}:{metrics}")
     server.start()
     return server
 
@@ -132,6 +139,7 @@ _TYPES = {
     "runtime_top_k": ("INT32", np.int32),
     "end_id": ("INT32", np.int32),
     "seed": ("UINT64", np.uint64),
+    "exclude_input_in_output": ("BOOL", np.bool_),
 }
 
 

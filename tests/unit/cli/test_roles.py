@@ -103,3 +103,20 @@ def test_commands_name_the_module_and_every_port() -> None:
         "s",
         "h",
     ]
+
+
+def test_the_gpu_engines_of_compose_take_the_places_of_its_engines() -> None:
+    """Every engine of compose.yaml is replaced, on the same ports, with a GPU of its own."""
+    overlay = yaml.safe_load((ROOT / "deploy/compose/gpu.yaml").read_text("utf-8"))["services"]
+    assert overlay.keys() == {name for name in COMPOSE if role_of(name) == "engine"}
+    ports = ROLES["engine"].ports
+    gpus = []
+    for part in overlay.values():
+        words = part["command"]
+        assert words[0] == "tritonserver"
+        for kind in ("grpc", "http", "metrics"):
+            assert option_of(words, f"{kind}-port") == str(ports[kind])
+        assert f":{ports['http']}/" in part["healthcheck"]["test"][-1]
+        (device,) = part["deploy"]["resources"]["reservations"]["devices"]
+        gpus += device["device_ids"]
+    assert len(set(gpus)) == len(overlay)

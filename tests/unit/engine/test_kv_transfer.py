@@ -14,6 +14,7 @@ import pytest
 from engines.contract import errors
 from engines.contract.errors import EngineError, TransferError
 from engines.reference import kv_transfer
+from engines.reference.blocks import ArrayBlocks
 from engines.reference.handoff import Handoff, HandoffTable, decode
 from engines.reference.kv_transfer import KvListener, KvPuller, KvSource
 from tests.patience import quiet_s
@@ -31,7 +32,9 @@ def _serving(table: HandoffTable) -> Iterator[tuple[Handoff, list[bool]]]:
         table.end_send(handoff_id, is_acknowledged=is_acknowledged)
         ends.append(is_acknowledged)
 
-    listener = KvListener(KvSource("boot", "digest", 64, _STORE, table.begin_send, end), "127.0.0.1", 0)
+    listener = KvListener(
+        KvSource("boot", "digest", ArrayBlocks(_STORE), table.begin_send, end), "127.0.0.1", 0
+    )
     listener.start()
     try:
         yield replace_address(f"127.0.0.1:{listener.port}"), ends
@@ -306,7 +309,7 @@ def test_a_listener_waits_for_the_port_of_a_killed_engine() -> None:
     """The process for the model outlives its server for a moment, and an operator starts the next one at once."""
     with socket.create_server(("127.0.0.1", 0)) as former:
         listener = KvListener(
-            KvSource("boot", "digest", 64, _STORE, lambda _: None, lambda *_: None),
+            KvSource("boot", "digest", ArrayBlocks(_STORE), lambda _: None, lambda *_: None),
             "127.0.0.1",
             former.getsockname()[1],
         )
