@@ -131,7 +131,7 @@ MESSAGES_MAX: Final = 256
 class Session:
     """Calls of all checks to one engine.
 
-    `sent`: requests so far. `most_open`: largest number of calls that were open at once since it was set to 0.
+    `most_open`: largest number of calls that were open at once since it was set to 0.
     """
 
     def __init__(
@@ -141,7 +141,6 @@ class Session:
         self.client = client
         self.offer = offer
         self.call_s = call_s
-        self.sent = 0
         self.most_open = 0
         self._open_count = 0
         self._tensors = RequestTensors(frozenset(offer.inputs), offer.vocab_size)
@@ -229,7 +228,6 @@ class Session:
     @asynccontextmanager
     async def subscribed(self, what: str, **parameters: str) -> AsyncIterator[Messages]:
         """Open a subscription to `kv_events` or `load_report` with these request parameters."""
-        self.sent += 1
         stream = self.client.stream(
             self._tensors.of_service(),
             request_id=f"{self._prefix}-{what}-{next(self._numbers)}",
@@ -281,7 +279,6 @@ class Session:
                 self._open_count -= 1
 
     async def _once(self, inputs: list[InferInput], **options: Any) -> None:
-        self.sent += 1
         await self.client.request_once(inputs, **options)
 
     async def _read(
@@ -293,7 +290,6 @@ class Session:
         timeout_s: float,
     ) -> None:
         """Read the responses to one call into `made`, until its end or its timeout."""
-        self.sent += 1
         stream = self.client.stream(inputs, request_id=request_id, parameters=parameters, timeout_s=timeout_s)
         self._open[request_id] = stream
         try:
