@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.conformance.check import Check
+from kvmesh.conformance.judgements import told
 from kvmesh.conformance.session import Session
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Judged, Outcome, Row, Verdict, failed, not_judged, not_offered
@@ -67,14 +68,14 @@ async def _verdict(trial: Trial, check: Check) -> Verdict:
     except Judged as judged:
         return judged.verdict
     except CallError as error:
-        return failed(f"{type(error).__name__}: {error}")
+        return failed(told(error))
     except TimeoutError:
         return failed(f"no end within {timeout_s:g} s")
     except ExceptionGroup as group:  # of tasks of the check
-        known, unknown = group.split(CallError)
-        if known is None or unknown is not None:
+        known = [error for error in group.exceptions if isinstance(error, CallError)]
+        if len(known) < len(group.exceptions):
             raise
-        return failed(f"{type(known.exceptions[0]).__name__}: {known.exceptions[0]}")
+        return failed(told(known[0]))
     finally:
         for session in _sessions(trial):
             await session.close()

@@ -136,7 +136,7 @@ CHECKS: Final = (
     _bad_input("request_output_len of 0", _no_output, _REFUSED),
     _bad_input("a token id outside of the vocabulary", _outside, _REFUSED, is_hostile=True),
     _bad_input("a malformed stop_words_list", _bad_words, FALLBACKS["malformed"], need=_STOP_WORDS),
-    _bad_input("a missing input_lengths", _missing_length),
+    _bad_input("a missing input_lengths", _missing_length, FALLBACKS["input_lengths"]),
     _bad_input("an unknown request_type", _unknown_type, FALLBACKS["request_type"]),
     _bad_input("generation_only without a handoff", _no_handoff, need=_HANDOFF),
     _bad_input("a malformed handoff", _malformed_handoff, need=_HANDOFF, is_hostile=True),

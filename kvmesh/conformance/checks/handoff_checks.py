@@ -9,6 +9,7 @@ from kvmesh.conformance import freeing, handoff_judgements, judgements
 from kvmesh.conformance.check import Check, Need, capability_need
 from kvmesh.conformance.engine_state import EngineState
 from kvmesh.conformance.fallbacks import FALLBACKS
+from kvmesh.conformance.judgements import told
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.share import OUTPUT_TOKENS
 from kvmesh.conformance.trial import Trial
@@ -56,7 +57,7 @@ async def _generated(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
     """
     answer = await _decoded(trial, prompt, handoff)
     if not trial.offer.claims_handoffs and isinstance(answer.error, UNTRIED):
-        fault = f"handoffs between these servers do not work: {type(answer.error).__name__}: {answer.error}"
+        fault = f"handoffs between these servers do not work: {told(answer.error)}"
         raise Judged(not_offered(fault, FALLBACKS["disaggregated"]))
     return answer
 
@@ -109,7 +110,7 @@ async def _released(trial: Trial) -> Verdict:
             try:
                 await trial.engine.release(first.handoff)
             except CallError as error:
-                raise Judged(failed(f"release_handoff failed: {type(error).__name__}: {error}")) from None
+                raise Judged(failed(f"release_handoff failed: {told(error)}")) from None
 
     return await freeing.freed(trial, "after release_handoff", release)
 

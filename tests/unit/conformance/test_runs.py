@@ -184,15 +184,15 @@ class HidesEndToken(FakeServer):
 
 
 def test_a_hidden_end_token_is_a_capability() -> None:
-    """It is not offered; a parameter that says otherwise fails."""
-    rows, _ = run(HidesEndToken, pair=HidesEndToken)
+    """It is not offered; a parameter that promises it fails."""
+
+    def hides(server: FakeServer) -> None:
+        server.parameters["end_token"] = "false"
+
+    rows, _ = run(HidesEndToken, changed=hides, pair=HidesEndToken)
     assert failed(rows) == {}
     assert by_outcome(rows, Outcome.NOT_OFFERED) == ["end_token: end token in the output"]
-
-    def lies(server: FakeServer) -> None:
-        server.parameters["end_token"] = "true"
-
-    rows, _ = run(HidesEndToken, changed=lies)
+    rows, _ = run(HidesEndToken)
     assert set(failed(rows)) == {"end_token: end token in the output"}
 
 
@@ -309,3 +309,21 @@ def test_metrics_show_a_leak(kind: type[Metered], monkeypatch: pytest.MonkeyPatc
         assert [name for name in passed if name.startswith("cancel")] and len(passed) > 20
     else:
         assert "cancel: a cancelled stream frees its blocks" in failed(rows)
+
+
+def test_handoffs_that_a_model_does_not_claim_are_tried() -> None:
+    """Where they fail, replicas run every prompt themselves; a model that claims them fails the checks."""
+
+    class NoWorld(FakeServer):
+        def begin_send(self, handoff_id: int) -> list[int] | None:
+            return None
+
+    def unclaimed(server: FakeServer) -> None:
+        del server.parameters["release_handoff"]
+
+    rows, _ = run(NoWorld, changed=unclaimed, pair=NoWorld)
+    assert failed(rows) == {}
+    lacking = [row.verdict.why for row in rows if row.verdict.why.startswith("handoffs between these")]
+    assert len(lacking) == 4 and all("; fallback: decode runs every prompt" in why for why in lacking)
+    rows, _ = run(NoWorld, pair=NoWorld)
+    assert len([name for name in failed(rows) if name.startswith("disaggregated")]) == 4
