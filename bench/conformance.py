@@ -85,7 +85,7 @@ def judge(engine: CheckedEngine, cancels: int) -> Judged:
     if obstacle := engine.obstacle():
         return Judged(engine, None, obstacle)
     with Fleet() as fleet:
-        started = [_started(fleet, engine, f"{engine.name}-{at}") for at in range(1 + engine.has_pair)]
+        started = [_started(fleet, engine, f"engine-{at}") for at in range(1 + engine.has_pair)]
         for process, ports in started:
             process.wait_until(lambda ports=ports: _is_ready(ports["grpc"]), "is not ready")  # type: ignore[misc]
         command = [sys.executable, "-m", "kvmesh.cli.main", "conformance", "--json", "--hostile"]
@@ -110,10 +110,15 @@ def _started(fleet: Fleet, engine: CheckedEngine, name: str) -> tuple[Process, d
     ports = {kind: free_port() for kind in engine.ports}
     prefix = f"kvmesh_bench_{ports['grpc']}_"
     words = [f"--{key.replace('_', '-')}={value}" for key, value in engine.options.items()]
-    words += [*engine.flags, *(f"--{kind}-port={port}" for kind, port in ports.items())]
-    words += [f"--shm-prefix={prefix}", f"--work-dir={fleet.folder / name}"]
+    words += [f"--{kind}-port={port}" for kind, port in ports.items()]
+    words += [f"--shm-prefix={prefix}", f"--work-dir={fleet.folder / f'{name}-server'}"]
+    if engine.prepare is not None:
+        words += engine.prepare(fleet.folder / name)
+    command = [sys.executable, "-m", engine.module, *words]
+    if engine.python_path is not None:
+        command = ["env", f"PYTHONPATH={engine.python_path}", *command]
     fleet.at_end(lambda: shared_memory.clear(prefix))
-    return fleet.start(name, [sys.executable, "-m", engine.module, *words], ANY_CORE), ports
+    return fleet.start(name, command, ANY_CORE), ports
 
 
 def _is_ready(port: int) -> bool:
@@ -141,7 +146,7 @@ def lines(found: Sequence[Judged]) -> list[str]:
 
 
 _LEGEND: Final = (
-    "- is not offered, ? not judged. The next section has the reasons, and the fallback of each missing part."
+    "A dash: not offered. A question mark: not judged. The next section has reasons and fallbacks."
 )
 
 

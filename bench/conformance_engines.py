@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from kvmesh.roles import ENGINE_KINDS, REFERENCE
+import yaml
+
+from kvmesh.config import ROOT
+from kvmesh.roles import ENGINE_KINDS, REFERENCE, TENSORRT_LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +25,10 @@ class CheckedEngine:
     module: str
     """Module that starts it and takes `--PORT-port` for each of `ports`."""
     options: dict[str, object] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
-    """Further words of the command."""
+    prepare: Callable[[Path], Sequence[str]] | None = None
+    """Writes files into a new folder, and returns further words of the command."""
+    python_path: Path | None = None
+    """Folder with packages of the engine alone."""
     ports: tuple[str, ...] = ("grpc", "http", "metrics")
     has_pair: bool = True
     """Two of them are started, and one decodes what the other has prefilled."""
@@ -39,7 +46,32 @@ class CheckedEngine:
         return ""
 
 
+FAKE: Final = ROOT / "tests" / "fakes" / "tensorrt_llm"
+FAKE_VOCABULARY: Final = 4096
+
+
+def _llm_yaml(folder: Path) -> Sequence[str]:
+    """Write a model folder and its llm.yaml for the recorded surface, which reads no weights."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    sizes = {"vocab_size": FAKE_VOCABULARY, "max_position_embeddings": 4096}
+    (model / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (model / "weights.safetensors").write_bytes(b"weights")
+    (model / "fake.json").write_text("{}", encoding="utf-8")
+    keys = {
+        "model": "./model",
+        "max_batch_size": 16,
+        "max_num_tokens": 512,
+        "kv_cache_config": {"tokens_per_block": 32, "max_tokens": 65536, "event_buffer_max_size": 4096},
+        "cache_transceiver_config": {"backend": "UCX"},
+        "kvmesh": {"model_version": "fake-1"},
+    }
+    (folder / "llm.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return [f"--config={folder / 'llm.yaml'}"]
+
+
 _REFERENCE: Final = ENGINE_KINDS[REFERENCE]
+_TENSORRT_LLM: Final = ENGINE_KINDS[TENSORRT_LLM]
 
 ENGINES: Final = (
     CheckedEngine(
@@ -56,6 +88,31 @@ ENGINES: Final = (
         {"arithmetic": "transformer"},
         ports=_REFERENCE.ports,
         checks=("--end-id", "1"),
+    ),
+    CheckedEngine(
+        "torch",
+        "The reference engine with a Llama-shaped model of random weights in torch, on the CPU.",
+        _REFERENCE.module,
+        {"arithmetic": "torch", "torch_shape": "test", "device": "cpu"},
+        ports=_REFERENCE.ports,
+        needs="torch",
+    ),
+    CheckedEngine(
+        "fake-backed",
+        "The model of `engines/tensorrt_llm` over a recorded surface of the LLM API, with hashed arithmetic.",
+        _TENSORRT_LLM.module,
+        prepare=_llm_yaml,
+        python_path=FAKE,
+        ports=_TENSORRT_LLM.ports,
+    ),
+    CheckedEngine(
+        "impersonated",
+        "The tensors and habits of TensorRT-LLM's C++ backend, with hashed arithmetic, in two MPI worlds.",
+        "tests.fakes.stock_backend.serve",
+        {"step_s": 0.002},
+        ports=("grpc", "http", "metrics", "kv"),
+        has_metrics=True,
+        checks=("--vocab-size", "4096", "--max-sequence-tokens", "4096"),
     ),
 )
 
