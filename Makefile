@@ -29,7 +29,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-eventless: setup  ## Compare engines with and without KV events on replaye
 
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
+
+conformance: setup  ## Check what kvmesh can use of each engine, on pairs in Triton; writes docs/measurements (5 minutes); ONLY=hashed runs one
+	$(BIN)/python -m bench.conformance $(if $(ONLY),--only "$(ONLY)",--write docs/measurements/conformance.md)
 
 rollouts: setup  ## Roll good and faulty versions out on a mesh, five runs each and ten of A/A; writes docs/measurements (4 hours); continues where it was stopped; ONLY=errors runs one case once
 	$(BIN)/python -m bench.rollouts run $(if $(ONLY),--only "$(ONLY)" --runs 1 --results .kvmesh/rollouts/one.jsonl,--resume --write docs/measurements/rollouts.md)

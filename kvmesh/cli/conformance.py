@@ -52,11 +52,33 @@ class Run:
     sizes: Mapping[str, int]
     """Sizes by the names of `offer.SIZES`; 0: not given."""
     settings: Settings
+    only: Sequence[str] = ()
+    """Capabilities whose checks are run; empty: all."""
 
 
 async def conformance(run: Run, *, as_json: bool) -> int:
-    """Run all checks and print them. Return the exit status: 0, 1 if a check failed, 2 if a server does not answer."""
-    checks = all_checks(run.settings.cancels)
+    """Run the checks and print them. Return the exit status: 0, 1 if one failed, 2 if a server does not answer."""
+    try:
+        offer, rows = await run_all(run)
+    except CallError as error:
+        where = f"{run.triton} and {run.pair}" if run.pair else run.triton
+        sys.stderr.write(f"The model {run.model} at {where} cannot be read: {error}\n")
+        return UNREACHED
+    if as_json:
+        sys.stdout.write(f"{json.dumps(record(run, offer, rows), indent=2)}\n")
+    else:
+        console = output_console()
+        console.print(table(rows))
+        console.print(summary(rows))
+    return 1 if has_failed(rows) else 0
+
+
+async def run_all(run: Run) -> tuple[Offer, list[Row]]:
+    """Return what the model offers, and a row for each check.
+
+    Raises CallError if a server does not answer, BadOption if sizes of two sources differ or `only` names no check.
+    """
+    checks = _selected(all_checks(run.settings.cancels), run.only)
     try:
         async with AsyncExitStack() as stack:
             client = TritonClient(run.triton, run.model)
@@ -66,20 +88,17 @@ async def conformance(run: Run, *, as_json: bool) -> int:
                 stack.push_async_callback(pair.close)
             target = Target(client=client, pair=pair, metrics=run.metrics, sizes=run.sizes)
             trial = await stack.enter_async_context(opened_trial(target, run.settings))
-            rows = await run_checks(trial, checks, _progress(len(checks)))
-    except CallError as error:
-        where = f"{run.triton} and {run.pair}" if run.pair else run.triton
-        sys.stderr.write(f"The model {run.model} at {where} cannot be read: {error}\n")
-        return UNREACHED
+            return trial.offer, await run_checks(trial, checks, _Lines(Console(stderr=True), len(checks)))
     except Disagreement as error:
         raise BadOption(str(error)) from None
-    if as_json:
-        sys.stdout.write(f"{json.dumps(record(run, trial.offer, rows), indent=2)}\n")
-    else:
-        console = output_console()
-        console.print(table(rows))
-        console.print(summary(rows))
-    return 1 if has_failed(rows) else 0
+
+
+def _selected(checks: Sequence[Check], only: Sequence[str]) -> Sequence[Check]:
+    known = dict.fromkeys(check.capability for check in checks)
+    for name in only:
+        if name not in known:
+            raise BadOption(f'--only = "{name}" is unknown: allowed are {", ".join(known)}.')
+    return [check for check in checks if not only or check.capability in only]
 
 
 def table(rows: Sequence[Row]) -> FittedTable:
@@ -138,7 +157,3 @@ class _Lines:
             return
         outcome = row.verdict.outcome
         self._console.print(Text(f"{outcome.value}, {row.seconds:.1f} s", style=_STYLES[outcome]))
-
-
-def _progress(total: int) -> _Lines:
-    return _Lines(Console(stderr=True), total)

@@ -47,6 +47,7 @@ def conformance(
             help="Most calls at once.", show_default="4, but at most a quarter of what the engine runs"
         ),
     ] = None,
+    only: Annotated[str, typer.Option(help="Capabilities to check, with commas, as in the table.")] = "",
     hostile: Annotated[
         bool,
         typer.Option(
@@ -89,5 +90,13 @@ def conformance(
         end_ids=tuple(end_id or ()),
         is_hostile=hostile,
     )
-    run = command.Run(triton=triton, pair=pair, model=model, metrics=metrics, sizes=sizes, settings=settings)
+    run = command.Run(
+        triton=triton,
+        pair=pair,
+        model=model,
+        metrics=metrics,
+        sizes=sizes,
+        settings=settings,
+        only=[name.strip() for name in only.split(",") if name.strip()],
+    )
     raise typer.Exit(run_interruptible(command.conformance(run, as_json=as_json)))

@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvmesh.conformance.engine_state import sizes_of
 from kvmesh.conformance.offer import SIZES, Disagreement, Offer, offer_of
 from kvmesh.conformance.prompts import Prompts
 from kvmesh.conformance.session import Client, Session
 from kvmesh.conformance.share import share_of
-from kvmesh.conformance.state_watch import MetricsSource, ReportSource, StateWatch, fetch_page
+from kvmesh.conformance.state_watch import MetricsSource, ReportSource, StateWatch
 from kvmesh.conformance.trial import Settings, Trial
 from kvmesh.triton.errors import EngineLost
 
@@ -42,7 +41,8 @@ async def opened_trial(target: Target, settings: Settings) -> AsyncIterator[Tria
 
     Raises CallError if a server does not answer, Disagreement if two sources differ.
     """
-    offer = await _offer(target.client, target.metrics, target.sizes)
+    prompts = Prompts(settings.seed, target.sizes.get("vocab_size", 0), settings.end_ids)
+    offer = await _measured(target, await _offer(target.client, target.sizes), prompts)
     share = share_of(offer)
     if settings.concurrency:
         share = replace(share, concurrency=min(share.concurrency, settings.concurrency))
@@ -51,7 +51,7 @@ async def opened_trial(target: Target, settings: Settings) -> AsyncIterator[Tria
     engine = Session(target.client, offer, share.concurrency, prefix, call_s=settings.call_s)
     trial = Trial(engine, offer, share, prompts, settings)
     if target.pair is not None:
-        other = await _offer(target.pair, "", target.sizes)
+        other = await _offer(target.pair, target.sizes)
         _check_pair(offer, other)
         trial.pair = Session(target.pair, other, share.concurrency, prefix, call_s=settings.call_s)
     async with _watching(trial, target.metrics):
@@ -71,24 +71,29 @@ async def _watching(trial: Trial, metrics: str) -> AsyncIterator[None]:
             following.cancel()
             await asyncio.wait((following,))
         return
-    if metrics:
-        page = await fetch_page(metrics, trial.offer.model)
-        if page.state() is not None:
-            trial.watch = StateWatch(MetricsSource(trial.engine, metrics, trial.prompts), trial.engine)
+    if metrics and trial.offer.kv_blocks:
+        source = MetricsSource(trial.engine, metrics, trial.prompts)
+        trial.watch = StateWatch(source, trial.engine)
     yield
 
 
-async def _offer(client: Client, metrics: str, sizes: Mapping[str, int]) -> Offer:
+async def _offer(client: Client, sizes: Mapping[str, int]) -> Offer:
     metadata, config = await client.describe()
     if not metadata.inputs:
         raise EngineLost(f"the model at {client.address} has no inputs")
-    if not metrics:
-        return offer_of(metadata, config, sizes)
-    told = sizes_of(await fetch_page(metrics, metadata.name))
-    for name in SIZES:
-        if told.get(name) and sizes.get(name) and told[name] != sizes[name]:
-            raise Disagreement(f"{name} is {told[name]} by the metrics, but {sizes[name]} by the options.")
-    return offer_of(metadata, config, {name: told.get(name) or sizes.get(name, 0) for name in SIZES})
+    return offer_of(metadata, config, sizes)
+
+
+async def _measured(target: Target, offer: Offer, prompts: Prompts) -> Offer:
+    """Return the offer with the sizes that the metrics tell.
+
+    TensorRT-LLM tells them behind its first step, so a call of two tokens comes first. Raises Disagreement.
+    """
+    if not target.metrics:
+        return offer
+    session = Session(target.client, offer, 1, f"{PREFIX}-{secrets.token_hex(4)}")
+    metrics = await MetricsSource(session, target.metrics, prompts).poke()
+    return offer.with_measured(metrics.blocks_total, metrics.block_tokens)
 
 
 def _check_pair(offer: Offer, other: Offer) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from prometheus_client.parser import text_string_to_metric_families
+from typing import Any
 
 from kvmesh.conformance.verdict import Verdict, failed, not_judged, passed
+from kvmesh.triton.server_metrics import ServerMetrics
 from kvmesh.triton.tensors import load_of
-
-BLOCKS: Final = "nv_trt_llm_kv_cache_block_metrics"
-REQUESTS: Final = "nv_trt_llm_request_metrics"
-_COUNTED: Final = ("nv_inference_request_success", "nv_inference_request_failure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,46 +67,12 @@ def report_fault(report: dict[str, Any], kv_blocks: int) -> str:
     return f"a count is negative: {min(counts)}" if min(counts) < 0 else ""
 
 
-class MetricsPage:
-    """The samples of Triton's page /metrics that concern one model. A page without the model's blocks has no state."""
-
-    def __init__(self, text: str, model: str) -> None:
-        """Read the page. Raises ValueError if it is no page of metrics."""
-        self._samples = [
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.labels.get("model", model) == model
-        ]
-
-    def blocks(self, kind: str) -> int | None:
-        """Return one of TensorRT-LLM's figures of KV blocks: max, free, used, tokens_per; None: absent."""
-        return self._one(BLOCKS, "kv_cache_block_type", kind)
-
-    def state(self) -> EngineState | None:
-        """Return the state; None without the KV blocks in use."""
-        used = self.blocks("used")
-        if used is None:
-            return None
-        return EngineState(used, self._one(REQUESTS, "request_type", "active") or 0)
-
-    def requests_total(self) -> int | None:
-        """Return the requests that ended since the server started; None: not counted."""
-        values = [value for name, _, value in self._samples if name.removesuffix("_total") in _COUNTED]
-        return int(sum(values)) if values else None
-
-    def _one(self, name: str, label: str, kind: str) -> int | None:
-        found = [value for each, labels, value in self._samples if each == name and labels.get(label) == kind]
-        return int(sum(found)) if found else None
-
-
-def sizes_of(page: MetricsPage) -> Mapping[str, int]:
-    """Return the sizes that the page tells, by the names of `offer.SIZES`."""
-    told: Iterable[tuple[str, int | None]] = (
-        ("kv_blocks", page.blocks("max")),
-        ("tokens_per_block", page.blocks("tokens_per")),
-    )
-    return {name: value for name, value in told if value}
+def state_of_metrics(metrics: ServerMetrics) -> EngineState | None:
+    """Return the state in a page of metrics; None: it tells no KV blocks, as before the first step of the engine."""
+    if not metrics.blocks_total or metrics.blocks_free is None:
+        return None
+    used = max(0, metrics.blocks_total - metrics.blocks_free)
+    return EngineState(used, (metrics.running or 0) + (metrics.waiting or 0) + metrics.pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +85,11 @@ class Traffic:
     """Largest number of requests in a state."""
     own_most: int
     """Largest number of requests that the check may have had open at once."""
-    counted: int | None = None
-    """Requests that ended meanwhile; None: unknown."""
-    own: int = 0
-    """Requests that the check sent."""
 
     @property
     def has_others(self) -> bool:
         """True if requests of other clients ran. A single one may remain unseen."""
-        return (
-            not self.was_quiet
-            or self.most > self.own_most
-            or (self.counted is not None and self.counted > self.own)
-        )
+        return not self.was_quiet or self.most > self.own_most
 
 
 @dataclass(frozen=True, slots=True)

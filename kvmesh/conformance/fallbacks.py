@@ -28,5 +28,6 @@ FALLBACKS: Final = {
     "sizes": "the keys of [engine] in kvmesh.toml, or Triton's metrics",
     "refused": "the frontend refuses such requests",
     "malformed": "replicas send words of one token alone",
+    "input_lengths": "replicas always send it",
     "request_type": "replicas send the known types alone",
 }

@@ -9,12 +9,21 @@ from collections.abc import Sequence
 
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged, not_offered, passed
-from kvmesh.triton.errors import EngineStalled
+from kvmesh.triton.errors import CallError, EngineStalled
 
 LOGPROB_MAX = 1e-4
 """Log-probabilities of bf16 logits may round to a little above 0."""
 
 _SHOWN_IDS = 8
+
+ERROR_CHARACTERS = 160
+"""Longest text of an error in a reason."""
+
+
+def told(error: CallError) -> str:
+    """Return the type of an error and the first line of its text."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:ERROR_CHARACTERS]}"
 
 
 def end_fault(answer: Recording) -> str:
@@ -22,7 +31,7 @@ def end_fault(answer: Recording) -> str:
     if isinstance(answer.error, EngineStalled):
         return f"the call did not end: {answer.error}"
     if answer.error is not None:
-        return f"the engine failed: {type(answer.error).__name__}: {answer.error}"
+        return f"the engine failed: {told(answer.error)}"
     if not answer.is_final:
         return "the stream ended without a response with triton_final_response"
     if answer.after_final:
@@ -299,7 +308,7 @@ def refused(answer: Recording, fallback: str) -> Verdict:
     if isinstance(answer.error, EngineStalled):
         return failed(f"neither an answer nor an error came: {answer.error}")
     if answer.error is not None:
-        return passed(f"{type(answer.error).__name__}: {answer.error}")
+        return passed(told(answer.error))
     if fallback:
         return not_offered(f"it is answered with {len(answer.tokens)} tokens", fallback)
     return failed(f"it is answered with {len(answer.tokens)} tokens")

@@ -6,7 +6,7 @@ Unlike `capabilities.derive` nothing is refused: a size that the model does not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvmesh.triton import capabilities
@@ -45,6 +45,25 @@ class Offer:
         return self.parameters.get("kv_address", "")
 
     @property
+    def claims_handoffs(self) -> bool:
+        """True if the model says that its handoffs work. Else replicas try the first one."""
+        return capabilities.claims_handoffs(self.parameters)
+
+    def with_measured(self, kv_blocks: int, tokens_per_block: int) -> Offer:
+        """Return the offer with sizes from metrics; 0: not told. Raises Disagreement if they differ from known ones."""
+        for name, value in (("kv_blocks", kv_blocks), ("tokens_per_block", tokens_per_block)):
+            known = getattr(self, name)
+            if value and known and value != known:
+                raise Disagreement(
+                    f"{name} is {value} by the metrics, but {known} by the model or the options."
+                )
+        return replace(
+            self,
+            kv_blocks=kv_blocks or self.kv_blocks,
+            tokens_per_block=tokens_per_block or self.tokens_per_block,
+        )
+
+    @property
     def untold(self) -> list[str]:
         """The sizes that the model itself does not tell."""
         return [name for name in SIZES if not _number(self.parameters, name)]
@@ -54,7 +73,7 @@ def offer_of(metadata: Any, config: Any, given: Mapping[str, int] | None = None)
     """Return what the model offers.
 
     `metadata`: Triton's ModelMetadataResponse. `config`: its ModelConfig. `given`: sizes by the names of SIZES, from the
-    operator or from metrics; 0: unknown. Raises Disagreement if a given size differs from the model's own.
+    operator; 0: unknown. Raises Disagreement if a given size differs from the model's own.
     """
     inputs = {one.name: one.datatype for one in metadata.inputs}
     outputs = {one.name: one.datatype for one in metadata.outputs}
@@ -76,9 +95,7 @@ def offer_of(metadata: Any, config: Any, given: Mapping[str, int] | None = None)
 def _merged(parameters: Mapping[str, str], name: str, given: int) -> int:
     told = _number(parameters, name)
     if told and given and told != given:
-        raise Disagreement(
-            f"{name} is {told} by the model's parameters, but {given} by the options or metrics."
-        )
+        raise Disagreement(f"{name} is {told} by the model's parameters, but {given} by the options.")
     return told or given
 
 

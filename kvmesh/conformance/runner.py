@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvmesh.conformance.check import Check
+from kvmesh.conformance.judgements import told
 from kvmesh.conformance.session import Session
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Judged, Outcome, Row, Verdict, failed, not_judged, not_offered
-from kvmesh.triton.errors import CallError
+from kvmesh.triton.errors import CallError, EngineLost, EngineStalled
 
 LOST_S: Final = 5.0
-"""Time in which an engine must answer behind a check that failed."""
+"""Time in which a server must answer behind a check that failed."""
 
 Progress = Callable[[Check, Row | None], None]
 """Is told of each check: before it with None, and then with its row."""
@@ -67,22 +68,28 @@ async def _verdict(trial: Trial, check: Check) -> Verdict:
     except Judged as judged:
         return judged.verdict
     except CallError as error:
-        return failed(f"{type(error).__name__}: {error}")
+        return failed(told(error))
     except TimeoutError:
         return failed(f"no end within {timeout_s:g} s")
     except ExceptionGroup as group:  # of tasks of the check
-        known, unknown = group.split(CallError)
-        if known is None or unknown is not None:
+        known = [error for error in group.exceptions if isinstance(error, CallError)]
+        if len(known) < len(group.exceptions):
             raise
-        return failed(f"{type(known.exceptions[0]).__name__}: {known.exceptions[0]}")
+        return failed(told(known[0]))
     finally:
         for session in _sessions(trial):
             await session.close()
 
 
 async def _serve(trial: Trial) -> bool:
-    """True if all engines answer."""
-    return all([await session.client.is_ready(LOST_S) for session in _sessions(trial)])
+    """True if all engines answer a call of one token, with tokens or an error."""
+    for session in _sessions(trial):
+        if not await session.client.is_ready(LOST_S):
+            return False
+        answer = await session.ask(trial.prompt(), 1)
+        if isinstance(answer.error, EngineLost | EngineStalled):
+            return False
+    return True
 
 
 def _sessions(trial: Trial) -> list[Session]:

@@ -131,7 +131,7 @@ MESSAGES_MAX: Final = 256
 class Session:
     """Calls of all checks to one engine.
 
-    `sent`: requests so far. `most_open`: largest number of calls that were open at once since it was set to 0.
+    `most_open`: largest number of calls that were open at once since it was set to 0.
     """
 
     def __init__(
@@ -141,7 +141,6 @@ class Session:
         self.client = client
         self.offer = offer
         self.call_s = call_s
-        self.sent = 0
         self.most_open = 0
         self._open_count = 0
         self._tensors = RequestTensors(frozenset(offer.inputs), offer.vocab_size)
@@ -171,11 +170,12 @@ class Session:
         *,
         change: Change | None = None,
         parameters: dict[str, str] | None = None,
+        wait_s: float = 0.0,
         **fields: Any,
     ) -> Recording:
         """Run a call to its end, and return what came. An error of the engine is in the recording.
 
-        `change`: changes the inputs. `parameters`: replace those of the call.
+        `change`: changes the inputs. `parameters`: replace those of the call. `wait_s`: timeout; 0: that of all calls.
         """
         call = self.call(prompt, output, **fields)
         inputs = self._tensors.of_call(call)
@@ -186,6 +186,7 @@ class Session:
                 change(inputs) if change else inputs,
                 parameters_of(call) if parameters is None else parameters,
                 made,
+                wait_s or self.call_s,
             )
         if made.handoff:
             self._handoffs[made.handoff] = call.request_id
@@ -197,7 +198,9 @@ class Session:
         made = Recording()
         async with self._place():
             reading = asyncio.create_task(
-                self._read(call.request_id, self._tensors.of_call(call), parameters_of(call), made)
+                self._read(
+                    call.request_id, self._tensors.of_call(call), parameters_of(call), made, self.call_s
+                )
             )
             try:
                 await self._until(moment, made, reading)
@@ -225,7 +228,6 @@ class Session:
     @asynccontextmanager
     async def subscribed(self, what: str, **parameters: str) -> AsyncIterator[Messages]:
         """Open a subscription to `kv_events` or `load_report` with these request parameters."""
-        self.sent += 1
         stream = self.client.stream(
             self._tensors.of_service(),
             request_id=f"{self._prefix}-{what}-{next(self._numbers)}",
@@ -277,26 +279,27 @@ class Session:
                 self._open_count -= 1
 
     async def _once(self, inputs: list[InferInput], **options: Any) -> None:
-        self.sent += 1
         await self.client.request_once(inputs, **options)
 
     async def _read(
-        self, request_id: str, inputs: list[InferInput], parameters: dict[str, str] | None, made: Recording
+        self,
+        request_id: str,
+        inputs: list[InferInput],
+        parameters: dict[str, str] | None,
+        made: Recording,
+        timeout_s: float,
     ) -> None:
         """Read the responses to one call into `made`, until its end or its timeout."""
-        self.sent += 1
-        stream = self.client.stream(
-            inputs, request_id=request_id, parameters=parameters, timeout_s=self.call_s
-        )
+        stream = self.client.stream(inputs, request_id=request_id, parameters=parameters, timeout_s=timeout_s)
         self._open[request_id] = stream
         try:
-            async with asyncio.timeout(self.call_s), opened(stream):
+            async with asyncio.timeout(timeout_s), opened(stream):
                 async for response in stream:
                     made.add(response)
         except CallError as error:
             made.error = error
         except TimeoutError:
-            made.error = EngineStalled(f"no end within {self.call_s:g} s")
+            made.error = EngineStalled(f"no end within {timeout_s:g} s")
         finally:
             del self._open[request_id]
             if not made.is_final and (made.error is None or isinstance(made.error, EngineStalled)):

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from kvmesh.conformance.engine_state import EngineState, Freeing, MetricsPage, Slack, Traffic, state_of_report
+from kvmesh.conformance.engine_state import (
+    EngineState,
+    Freeing,
+    Slack,
+    Traffic,
+    state_of_metrics,
+    state_of_report,
+)
 from kvmesh.conformance.prompts import Prompts
 from kvmesh.conformance.session import Session
 from kvmesh.conformance.verdict import Judged, not_judged
 from kvmesh.triton.errors import EngineLost
+from kvmesh.triton.metrics_page import NoMetrics, read_page
+from kvmesh.triton.server_metrics import ServerMetrics, read_metrics
 from kvmesh.triton.subscription_policy import RENEW_BYTES
 
 STABLE_S: Final = 0.15
@@ -32,7 +41,6 @@ STATS_S: Final = 0.15
 """TensorRT-LLM's backend publishes its metrics every 100 ms."""
 
 FETCH_S: Final = 3.0
-_PAGE_BYTES_MAX: Final = 16 << 20
 
 
 class Source(Protocol):
@@ -47,10 +55,6 @@ class Source(Protocol):
 
     async def look(self) -> EngineState:
         """Return the present state. Raises CallError, or Judged if no state can be read."""
-        ...
-
-    async def requests_total(self) -> int | None:
-        """Return the requests that ended since the server started; None: unknown."""
         ...
 
 
@@ -92,10 +96,6 @@ class ReportSource:
         assert self._state is not None
         return self._state
 
-    async def requests_total(self) -> int | None:
-        """See Source."""
-        return None
-
 
 class MetricsSource:
     """States from /metrics at `address`."""
@@ -112,19 +112,19 @@ class MetricsSource:
 
     async def look(self) -> EngineState:
         """See Source."""
-        answer = await self._session.ask(self._prompts.draw(POKE_TOKENS), 2)
-        if answer.error is not None:
-            raise answer.error
-        await asyncio.sleep(STATS_S)
-        state = (await fetch_page(self._address, self._session.offer.model)).state()
+        state = state_of_metrics(await self.poke())
         if state is None:
             raise EngineLost(f"http://{self._address}/metrics has no KV blocks of the model")
         self.most = max(self.most, state.requests)
         return state
 
-    async def requests_total(self) -> int | None:
-        """See Source."""
-        return (await fetch_page(self._address, self._session.offer.model)).requests_total()
+    async def poke(self) -> ServerMetrics:
+        """Send a call of two tokens, and return the metrics behind it. Raises CallError."""
+        answer = await self._session.ask(self._prompts.draw(POKE_TOKENS), 2)
+        if answer.error is not None:
+            raise answer.error
+        await asyncio.sleep(STATS_S)
+        return await metrics_at(self._address, self._session.offer.model)
 
 
 class StateWatch:
@@ -135,8 +135,6 @@ class StateWatch:
         self._session = session
         self.was_quiet = False
         """True if no request ran for a while before the last `begin` returned."""
-        self._counted: int | None = None
-        self._sent = 0
 
     async def begin(self, wait_s: float = QUIET_S) -> EngineState:
         """Wait until the engine is quiet, for up to `wait_s`, and return its state. Raises CallError."""
@@ -153,8 +151,6 @@ class StateWatch:
             if state.blocks_used != before.blocks_used:
                 quiet_since_s = asyncio.get_running_loop().time()
         self.source.most = self._session.most_open = 0
-        self._sent = self._session.sent
-        self._counted = await self.source.requests_total()
         return state
 
     async def until_back(self, start: EngineState, timeout_s: float) -> Freeing:
@@ -169,9 +165,9 @@ class StateWatch:
             elif back_s is None:
                 back_s = now_s
             if back_s is not None and now_s - back_s >= STABLE_S:
-                return Freeing(start, state, back_s - begun_s, True, await self._traffic())
+                return Freeing(start, state, back_s - begun_s, True, self._traffic())
             if now_s - begun_s >= timeout_s and back_s is None:
-                return Freeing(start, state, now_s - begun_s, False, await self._traffic())
+                return Freeing(start, state, now_s - begun_s, False, self._traffic())
 
     async def reaches(self, start: EngineState, handoffs: int, timeout_s: float) -> bool:
         """Watch until the engine holds `handoffs` more handoffs than at `start`, or more blocks."""
@@ -182,35 +178,16 @@ class StateWatch:
                 return True
         return False
 
-    async def _traffic(self) -> Traffic:
-        total = await self.source.requests_total()
-        counted = None if total is None or self._counted is None else total - self._counted
+    def _traffic(self) -> Traffic:
         most_open = self._session.most_open
         # Of several calls, those that were cancelled a moment ago may still be seen beside their successors.
         own_most = (most_open if most_open <= 1 else 2 * most_open) + self.source.slack.requests
-        own = self._session.sent - self._sent
-        return Traffic(self.was_quiet, self.source.most, own_most, counted, own)
+        return Traffic(self.was_quiet, self.source.most, own_most)
 
 
-async def fetch_page(address: str, model: str) -> MetricsPage:
-    """Return the page /metrics of the server at `address` ("host:port"). Raises EngineLost."""
-    host, _, port = address.rpartition(":")
+async def metrics_at(address: str, model: str) -> ServerMetrics:
+    """Return what the page /metrics of the server at `address` ("host:port") tells of a model. Raises EngineLost."""
     try:
-        async with asyncio.timeout(FETCH_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=_PAGE_BYTES_MAX)
-            try:
-                writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-                answer = await reader.read(-1)
-            finally:
-                writer.close()
-        _, _, body = answer.partition(b"\r\n\r\n")
-        return MetricsPage(body.decode("utf-8", "replace"), model)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise EngineLost(f"http://{address}/metrics cannot be read: {str(error) or 'no answer'}") from None
-
-
-def source_task(source: Any) -> asyncio.Task[None] | None:
-    """Return the task that a source needs, started; None if it needs none."""
-    return (
-        asyncio.create_task(source.run(), name="load-reports") if isinstance(source, ReportSource) else None
-    )
+        return read_metrics(await read_page(address, FETCH_S), model)
+    except NoMetrics as error:
+        raise EngineLost(f"http://{address}/metrics cannot be read: {error}") from None

@@ -171,7 +171,7 @@ def derive(
         outputs=frozenset(outputs),
         max_sequences=_optional_number(parameters, "max_batch_sequences"),
         digest=parameters.get("engine_digest", "")[:DIGEST_CHARACTERS_MAX],
-        tries_handoffs=capabilities.disaggregated and not _claims_handoffs(parameters),
+        tries_handoffs=capabilities.disaggregated and not claims_handoffs(parameters),
     )
     if role == PREFILL and not capabilities.disaggregated:
         missing.append(_no_prefill(configured))
@@ -221,7 +221,7 @@ def _says(parameters: Mapping[str, str], name: str) -> bool:
     return parameters.get(name, "").lower() == "true"
 
 
-def _claims_handoffs(parameters: Mapping[str, str]) -> bool:
+def claims_handoffs(parameters: Mapping[str, str]) -> bool:
     """Return whether the model says that its handoffs work. Release 0.1.0 says so with `release_handoff`.
 
     A stock model lists the tensors, although its handoffs work only inside one MPI world.

@@ -91,13 +91,10 @@ async def _end_token(trial: Trial) -> Verdict:
     fault, is_in_output = await _ended(trial, _end_id)
     if fault:
         return not_judged(fault)
-    says = trial.offer.parameters.get("end_token", "").lower()
-    if says and (says == "true") is not is_in_output:
-        return failed(
-            f'the parameter end_token is "{says}", but the output {"has" if is_in_output else "lacks"} it'
-        )
     if is_in_output:
         return passed("the output has the end token")
+    if trial.offer.capabilities.end_token:
+        return failed("the output lacks the end token, but the model's parameters promise it")
     return not_offered("the output lacks the end token", FALLBACKS["end_token"])
 
 

@@ -13,10 +13,14 @@ from kvmesh.conformance.fallbacks import FALLBACKS
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Judged, Verdict, judged, not_judged
+from kvmesh.triton.errors import EngineStalled
 from kvmesh.triton.port import CallKind
 
 LAST_TOKENS: Final = 4
 """Output tokens of the longest sequence."""
+
+LONGEST_S: Final = 50.0
+"""Timeout of the longest sequence, below that of its check."""
 
 PROMPT_TOKENS_MAX: Final = 1 << 20
 """A longer prompt is not sent."""
@@ -99,7 +103,10 @@ async def _longest(trial: Trial) -> Verdict:
     limit = _limit(trial)
     if not trial.share.sequence_tokens:
         return _too_large(limit)
-    answer = await trial.engine.ask(trial.prompts.draw(limit - LAST_TOKENS), LAST_TOKENS)
+    prompt = trial.prompts.draw(limit - LAST_TOKENS)
+    answer = await trial.engine.ask(prompt, LAST_TOKENS, wait_s=LONGEST_S)
+    if isinstance(answer.error, EngineStalled):
+        return not_judged(f"a sequence of {limit} tokens was not served within {LONGEST_S:g} s")
     fault = judgements.end_fault(answer) or judgements.length_fault(answer, LAST_TOKENS)
     return judged(fault, f"a sequence of max_sequence_tokens, {limit}, is served")
 
@@ -129,7 +136,7 @@ CHECKS: Final = (
     _bad_input("request_output_len of 0", _no_output, _REFUSED),
     _bad_input("a token id outside of the vocabulary", _outside, _REFUSED, is_hostile=True),
     _bad_input("a malformed stop_words_list", _bad_words, FALLBACKS["malformed"], need=_STOP_WORDS),
-    _bad_input("a missing input_lengths", _missing_length),
+    _bad_input("a missing input_lengths", _missing_length, FALLBACKS["input_lengths"]),
     _bad_input("an unknown request_type", _unknown_type, FALLBACKS["request_type"]),
     _bad_input("generation_only without a handoff", _no_handoff, need=_HANDOFF),
     _bad_input("a malformed handoff", _malformed_handoff, need=_HANDOFF, is_hostile=True),

@@ -9,17 +9,21 @@ from kvmesh.conformance import freeing, handoff_judgements, judgements
 from kvmesh.conformance.check import Check, Need, capability_need
 from kvmesh.conformance.engine_state import EngineState
 from kvmesh.conformance.fallbacks import FALLBACKS
+from kvmesh.conformance.judgements import told
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.share import OUTPUT_TOKENS
 from kvmesh.conformance.trial import Trial
-from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged
-from kvmesh.triton.errors import CallError
+from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged, not_offered
+from kvmesh.triton.errors import CallError, EngineError, EngineStalled, HandoffLost
 from kvmesh.triton.port import CallKind
 
 Prompt = tuple[int, ...]
 
 HELD_S: Final = 2.0
 """Time within which the load shows a handoff."""
+
+UNTRIED: Final = (HandoffLost, EngineError, EngineStalled)
+"""Errors that say that handoffs do not work, as in `services.decode.handoff_trial`."""
 
 CUT_BYTES: Final = 9
 
@@ -46,10 +50,22 @@ async def _decoded(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
     return answer
 
 
+async def _generated(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
+    """Return the pair's answer, which should be a good one.
+
+    Raises Judged if handoffs do not work with a model that does not claim it: replicas find that out with the first one.
+    """
+    answer = await _decoded(trial, prompt, handoff)
+    if not trial.offer.claims_handoffs and isinstance(answer.error, UNTRIED):
+        fault = f"handoffs between these servers do not work: {told(answer.error)}"
+        raise Judged(not_offered(fault, FALLBACKS["disaggregated"]))
+    return answer
+
+
 async def _same_tokens(trial: Trial) -> Verdict:
     async def once() -> Verdict:
         prompt, first = await _prefilled(trial)
-        rest = await _decoded(trial, prompt, first.handoff)
+        rest = await _generated(trial, prompt, first.handoff)
         whole = await trial.greedy(prompt, OUTPUT_TOKENS)
         return handoff_judgements.same_tokens(prompt, first, rest, whole)
 
@@ -58,7 +74,7 @@ async def _same_tokens(trial: Trial) -> Verdict:
 
 async def _first_token(trial: Trial) -> Verdict:
     prompt, first = await _prefilled(trial)
-    rest = await _decoded(trial, prompt, first.handoff)
+    rest = await _generated(trial, prompt, first.handoff)
     return handoff_judgements.first_token(prompt, first, rest)
 
 
@@ -71,7 +87,7 @@ async def _refused(trial: Trial, prompt: Prompt, handoff: bytes) -> Verdict:
 
 async def _replayed(trial: Trial) -> Verdict:
     prompt, first = await _prefilled(trial)
-    judgements.good(await _decoded(trial, prompt, first.handoff))
+    judgements.good(await _generated(trial, prompt, first.handoff))
     return await _refused(trial, prompt, first.handoff)
 
 
@@ -94,7 +110,7 @@ async def _released(trial: Trial) -> Verdict:
             try:
                 await trial.engine.release(first.handoff)
             except CallError as error:
-                raise Judged(failed(f"release_handoff failed: {type(error).__name__}: {error}")) from None
+                raise Judged(failed(f"release_handoff failed: {told(error)}")) from None
 
     return await freeing.freed(trial, "after release_handoff", release)
 
@@ -102,7 +118,7 @@ async def _released(trial: Trial) -> Verdict:
 async def _pulled(trial: Trial) -> Verdict:
     async def pull(_: EngineState) -> None:
         prompt, first = await _prefilled(trial)
-        judgements.good(await _decoded(trial, prompt, first.handoff))
+        judgements.good(await _generated(trial, prompt, first.handoff))
 
     return await freeing.freed(trial, "after decode has pulled the handoff", pull)
 

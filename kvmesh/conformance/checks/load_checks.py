@@ -9,7 +9,7 @@ from kvmesh.conformance import engine_state, freeing
 from kvmesh.conformance.check import CHECK_S, Check, Need, input_need
 from kvmesh.conformance.engine_state import EngineState
 from kvmesh.conformance.fallbacks import FALLBACKS
-from kvmesh.conformance.judgements import must
+from kvmesh.conformance.judgements import must, told
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.session import Moment, random_moment
 from kvmesh.conformance.trial import Trial
@@ -88,7 +88,7 @@ async def _random_cancels(trial: Trial) -> Verdict:
 def _cancel_fault(answer: Recording) -> str:
     """Return why a cancelled call ended wrongly. A call that has ended before its cancel is right."""
     if answer.error is not None:
-        return f"a cancelled call failed: {type(answer.error).__name__}: {answer.error}"
+        return f"a cancelled call failed: {told(answer.error)}"
     return ""
 
 

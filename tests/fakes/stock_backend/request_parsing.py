@@ -7,7 +7,7 @@ and getRequestType.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from engines.contract.errors import EngineError
 from engines.contract.request import Adjustments, EngineRequest, RequestKind, SamplingParams
 from engines.contract.request_parsing import TensorLookup
 from tests.fakes.stock_backend import texts
+
+REQUEST: Final = "executor/requestImpl.h:371"
+"""Checks of each request, read at 04fa274f."""
 
 
 def kind_of(parameters: str) -> RequestKind:
@@ -40,6 +43,10 @@ def parse(
     output = int(_value(tensor, "request_output_len", 0))
     sampling = _sampling(tensor)
     blob = tensor("context_phase_params")
+    if not len(prompt):
+        raise EngineError(texts.failed_check("!mInputTokenIds.empty()", REQUEST))
+    if output < 1:
+        raise EngineError(texts.failed_check("mMaxNewTokens > 0", REQUEST))
     # The executor finds a prompt that is too long. It shortens the output.
     if len(prompt) >= max_sequence_tokens:
         raise EngineError(texts.failed(key, texts.too_long(len(prompt), max_sequence_tokens - 1)))

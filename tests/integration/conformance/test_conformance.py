@@ -7,19 +7,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvmesh.cli.conformance import Run, conformance
+from kvmesh.cli.conformance import Run, conformance, run_all
 from kvmesh.conformance.trial import Settings
+from kvmesh.conformance.verdict import Outcome, Row
 from tests.integration.engine.servers import Client, Server, launch
 from tests.patience import Patience, patience
-
-PATIENT = Settings(cancels=100, is_hostile=True, free_s=5.0, call_s=60.0)
-"""Times that a busy machine keeps. `test_defects` shows that the real ones are kept."""
 
 GUIDED = {"guided_output", "guided_resume"}
 """Capabilities that hashed arithmetic lacks."""
@@ -32,7 +30,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     options = {
         "a": ("--step-s=0.001",),
         "b": (),
-        "forgets": ("--hide-end-token", "--no-prefix-reuse", "--cancellation-check-s=600", "--step-s=0.004"),
+        "forgets": ("--hide-end-token", "--no-prefix-reuse", "--cancellation-check-s=600", "--step-s=0.002"),
         "lies": ("--lie=tokens", "--lie-after=3", "--salt=other"),
     }
     started = {name: launch(folder / name, *each) for name, each in options.items()}
@@ -45,68 +43,57 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
             server.kill()
 
 
-async def _record(
-    capsys: pytest.CaptureFixture[str], settings: Settings, triton: str, pair: str = "", status: int = 0
-) -> dict[str, Any]:
-    """Run the command, and return what it printed as JSON."""
-    run = Run(triton=triton, pair=pair, model="tensorrt_llm", sizes={}, settings=settings)
-    assert await conformance(run, as_json=True) == status
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return printed
+def _run(triton: str, pair: str = "", only: Sequence[str] = (), **settings: Any) -> Run:
+    """Return a run. Its times are those that a busy machine keeps; `test_defects` shows that the real ones are kept."""
+    options = Settings(**{"cancels": 0, "free_s": 5.0, "call_s": 60.0, **settings})
+    return Run(triton=triton, pair=pair, model="tensorrt_llm", sizes={}, settings=options, only=only)
 
 
-def _by_result(record: dict[str, Any], result: str) -> dict[str, str]:
-    found = [each for each in record["checks"] if each["result"] == result]
-    return {f"{each['capability']}: {each['check']}": each["why"] for each in found}
+def _by_result(rows: Sequence[Row], outcome: Outcome) -> dict[str, str]:
+    found = [row for row in rows if row.verdict.outcome is outcome]
+    return {f"{row.capability}: {row.check}": row.verdict.why for row in found}
 
 
 async def test_a_sound_pair_passes(servers: dict[str, Server], capsys: pytest.CaptureFixture[str]) -> None:
     """Every check passes but those of guides, each of which names its fallback; nothing is left in the engines."""
     addresses = servers["a"].grpc, servers["b"].grpc
-    record = await _record(capsys, PATIENT, *addresses)
-    assert _by_result(record, "fail") == {}
-    lacking = _by_result(record, "not offered")
-    assert {name.partition(":")[0] for name in lacking} == GUIDED
-    assert all("; fallback: " in why for why in lacking.values())
-    assert set(_by_result(record, "not judged").values()) <= {"other requests ran"}  # a busy machine
+    assert await conformance(_run(*addresses, cancels=100, is_hostile=True), as_json=True) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["failed"] == 0 and record["sizes"]["vocab_size"] == 4096
+    results = {each["capability"]: each["result"] for each in record["checks"]}
+    assert {name for name, result in results.items() if result == "not offered"} == GUIDED
+    for each in record["checks"]:
+        assert each["result"] != "not offered" or "; fallback: " in each["why"]
+        # On a busy machine cancelled calls may be seen for so long that they look like those of others.
+        assert each["result"] != "not judged" or each["why"] == "other requests ran"
     for address in addresses:
         await _wait_idle(address)
 
 
-async def test_an_engine_alone_is_safe_by_default(
-    servers: dict[str, Server], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without --pair and --hostile those checks are not judged, and say what they need."""
-    record = await _record(capsys, Settings(cancels=0, free_s=5.0, call_s=60.0), servers["b"].grpc)
-    assert _by_result(record, "fail") == {}
-    reasons = set(_by_result(record, "not judged").values())
-    assert any("--pair" in why for why in reasons) and any("--hostile" in why for why in reasons)
-
-
-async def test_an_engine_that_forgets_is_found(
-    servers: dict[str, Server], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No reuse, no events, late cancels; and a hidden end token, which is a capability alone."""
-    settings = Settings(cancels=0, free_s=0.5, call_s=60.0)
-    record = await _record(capsys, settings, servers["forgets"].grpc, status=1)
-    assert set(_by_result(record, "fail")) == {
+async def test_engines_that_misbehave_are_found(servers: dict[str, Server]) -> None:
+    """One forgets blocks and cancels, one lies, and a sound one is alone; all at the same time."""
+    runs = (
+        _run(
+            servers["forgets"].grpc, only=("cancel", "reuse", "kv_events", "end_token", "finish"), free_s=0.3
+        ),
+        _run(servers["lies"].grpc),
+        _run(servers["b"].grpc),
+    )
+    (_, forgets), (_, lies), (_, alone) = await asyncio.gather(*map(run_all, runs))
+    assert set(_by_result(forgets, Outcome.FAIL)) == {
         "cancel: a cancelled stream frees its blocks",
         "reuse: a long prompt, asked twice",
         "kv_events: the blocks of a new prompt",
         "kv_events: after resumes",
     }
-    assert "end_token: end token in the output" in _by_result(record, "not offered")
+    assert "end_token: end token in the output" in _by_result(forgets, Outcome.NOT_OFFERED)
 
-
-async def test_an_engine_that_lies_is_found(
-    servers: dict[str, Server], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Token ids outside the vocabulary, from the fourth token on."""
-    record = await _record(
-        capsys, Settings(cancels=0, free_s=5.0, call_s=60.0), servers["lies"].grpc, status=1
-    )
-    why = _by_result(record, "fail")["streaming: deltas make up the one answer, without the prompt"]
+    why = _by_result(lies, Outcome.FAIL)["streaming: deltas make up the one answer, without the prompt"]
     assert "is outside the vocabulary: allowed are 0..4095" in why
+
+    assert _by_result(alone, Outcome.FAIL) == {}
+    reasons = set(_by_result(alone, Outcome.NOT_JUDGED).values())
+    assert any("--pair" in each for each in reasons) and any("--hostile" in each for each in reasons)
 
 
 async def test_ctrl_c_ends_what_was_started(servers: dict[str, Server], tmp_path: Path) -> None:
@@ -115,7 +102,7 @@ async def test_ctrl_c_ends_what_was_started(servers: dict[str, Server], tmp_path
     command = [sys.executable, "-m", "kvmesh.cli.main", "conformance", "--triton", address]
     with (tmp_path / "out").open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220  the test waits for it
-            [*command, "--cancels", "100000"], stdout=output, stderr=output
+            [*command, "--only", "cancel", "--cancels", "100000"], stdout=output, stderr=output
         )
     client = Client(address)
     try:
