@@ -41,6 +41,7 @@ ACK = "publication to the ACK of a receiver"
 ADS_CLIENTS = "200 ADS clients, 8 frontends"
 RESIDENT = "memory with all clients"
 ARRIVAL = "change of a frontend to the last client"
+OWN_COST = "CPU per token above the reference engine"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 
@@ -88,6 +89,7 @@ AIMS: dict[Key, Aim] = {
     Key("conversations", CONVERSATIONS, IMBALANCE): Aim(1.3),
     **{Key("conversations", case, HIT_DISTANCE): Aim(3.0) for case in (CONVERSATIONS, SCARCE)},
     Key("overload", HALVED, ATTEMPTS): Aim(1.1),
+    Key("trtllm", STREAMS_64, OWN_COST): Aim(10.0),
     Key("path", "one request at a time", "added time to first token, p50"): Aim(3.0),
     Key("admission", LEASED, ADMISSION): Aim(5.0),
     Key("admission", UNLEASED, ADMISSION_LATENCY): Aim(150.0),

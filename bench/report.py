@@ -35,6 +35,7 @@ TITLES = {
     "fairness": "Fairness: effect of a tenant's burst on other tenants",
     "conversations": "Conversations: prefix-cache reuse and balance of work",
     "overload": "Overload: goodput and load shedding",
+    "trtllm": "The model on TensorRT-LLM's LLM API, over its recorded surface",
 }
 METHOD = """\
 CPU is the time of all threads of the process under test, user and system. It is read from outside over a window

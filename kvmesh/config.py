@@ -99,8 +99,11 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     organisations: Mapping[str, OrganisationTable] = msgspec.field(default_factory=dict)
     tenants: Mapping[str, TenantTable] = msgspec.field(default_factory=dict)
     keys: Mapping[str, KeyTable] = msgspec.field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    """Facts of an engine that the file gives, as "engine.kv_blocks". One that differs from its default is given, too."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "given", self.given | self._changed_facts())
         mistakes = Mistakes()
         with mistakes.noted():
             pool_sections.validate(self.pools, self.versions, arithmetic=self.engine.arithmetic)
@@ -112,6 +115,10 @@ class MeshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             with mistakes.noted():
                 check()
         mistakes.refuse()
+
+    def _changed_facts(self) -> frozenset[str]:
+        default = Engine()
+        return frozenset(name for name, key in facts() if getattr(self.engine, key) != getattr(default, key))
 
     def _check_frontend(self) -> None:
         if self.frontend.max_output_tokens_default >= self.engine.max_sequence_tokens:
@@ -233,7 +240,13 @@ def build(tables: Mapping[str, Any]) -> MeshConfig:
             else:
                 built[name] = _section(name, kinds[name], table)
     mistakes.refuse()
-    return MeshConfig(**built)
+    engine = tables.get(Engine.section, {})
+    return MeshConfig(**built, given=frozenset(name for name, key in facts() if key in engine))
+
+
+def facts() -> list[tuple[str, str]]:
+    """Return (full name, key) of the keys of [engine] that are facts of an engine."""
+    return [(f"{Engine.section}.{key}", key) for key, _, allowed in keys(Engine) if allowed.fact]
 
 
 def _section(name: str, kind: type[Section], table: Mapping[str, Any]) -> Section:
@@ -270,7 +283,7 @@ def sections() -> dict[str, type[Section]]:
     return {
         name: kind
         for name, kind in get_type_hints(MeshConfig).items()
-        if name in MeshConfig.__struct_fields__ and name not in TABLES
+        if name in MeshConfig.__struct_fields__ and name not in TABLES and name != "given"
     }
 
 
@@ -281,7 +294,10 @@ def describe(config: MeshConfig) -> str:
         lines.append(f"[{name}]")
         for key, _, allowed in keys(kind):
             value = getattr(getattr(config, name), key)
-            lines += _described(key, without_password(value) if allowed.secret else value, allowed)
+            shown = _described(key, without_password(value) if allowed.secret else value, allowed)
+            if allowed.fact and f"{name}.{key}" not in config.given:
+                shown[-1] = f"# {shown[-1]}"  # read back, a default must not count as given
+            lines += shown
         lines.append("")
     for kind_name, table in TABLES.items():
         lines += [f"# {line}" for line in _template(table)]

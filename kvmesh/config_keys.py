@@ -39,6 +39,8 @@ class Allowed(msgspec.Struct, frozen=True):
     """A URL that may hold a password; it is never shown."""
     hidden: bool = False
     """A text that an operator may mistake for the secret itself; error messages do not show a wrong value."""
+    fact: bool = False
+    """A fact of an engine: a value that the file gives is compared with the engine, a default is not."""
 
     def text(self) -> str:
         """Return the range in words, e.g. `1 to 64 blocks` or `"a" or "b"`."""

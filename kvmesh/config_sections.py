@@ -108,17 +108,44 @@ class Engine(Section, frozen=True, kw_only=True):
         ),
     ] = "transformer"
     block_tokens: Annotated[
-        int, Allowed("Tokens per KV block, the same in the whole mesh.", 1, 1024, "tokens")
+        int, Allowed("Tokens per KV block, the same in the whole mesh.", 1, 1024, "tokens", fact=True)
     ] = 32
-    kv_blocks: Annotated[int, Allowed("KV cache of a decode engine, in blocks.", 8, 10_000_000, "blocks")] = (
-        1024
-    )
+    kv_blocks: Annotated[
+        int, Allowed("KV cache of a decode engine, in blocks.", 8, 10_000_000, "blocks", fact=True)
+    ] = 1024
     prefill_kv_blocks: Annotated[
-        int, Allowed("KV cache of a prefill engine, in blocks; 0 takes kv_blocks.", 0, 10_000_000, "blocks")
+        int,
+        Allowed(
+            "KV cache of a prefill engine, in blocks; 0 takes kv_blocks.", 0, 10_000_000, "blocks", fact=True
+        ),
     ] = 0
     max_sequence_tokens: Annotated[
-        int, Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens")
+        int,
+        Allowed("Longest prompt plus output of one request.", 2, 1_000_000, "tokens", fact=True),
     ] = 4096
+    vocab_size: Annotated[
+        int,
+        Allowed(
+            "Vocabulary of the engines; 0 asks the model. A stock TensorRT-LLM model does not tell it.",
+            0,
+            10_000_000,
+            "tokens",
+            fact=True,
+        ),
+    ] = 0
+    metrics_port: Annotated[
+        int,
+        Allowed(
+            "Port of Triton's /metrics on the host of each engine; 0: replicas do not read it.", 0, 65_535
+        ),
+    ] = 0
+    disaggregated: Annotated[
+        str,
+        Allowed(
+            "KV transfer from prefill to decode: tried where the model does not promise it, or never used.",
+            choices=("auto", "no"),
+        ),
+    ] = "auto"
     salt: Annotated[
         str,
         Allowed(

@@ -33,6 +33,8 @@ class Measures:
     """Busy seconds over those of one pooled cache that serves in order."""
     busy: float
     """Share of the time in which a replica works, on average, up to the first token of the last request."""
+    wrong: float = 0.0
+    """Wrong hits: blocks that the router expected in cache and the replica did not find, over all blocks."""
 
     def as_dict(self) -> dict[str, float]:
         """Return the measures by name."""
@@ -51,11 +53,13 @@ def measure(
     work_s: float,
     span_s: float,
     counted: Sequence[int] | None = None,
+    expected_blocks: Sequence[int] = (),
 ) -> Measures:
     """Compute the measures of one run.
 
     `ttft_s`, `hit_blocks`: by request. `busy_s`: by replica. `work_s`: busy seconds of the pooled cache. `span_s`: seconds
     from the first arrival to the last. `counted`: the requests with times that count; None: all after the warm-up.
+    `expected_blocks`: expected hits by request; empty: none was expected.
     """
     if counted is None:
         counted = range(int(len(load) * WARM_UP), len(load))
@@ -63,6 +67,7 @@ def measure(
     good = sum(ttft_s[index] <= cost.slo_s(load.tokens[index]) for index in counted)
     blocks = sum(len(hashes) for hashes in load.hashes)
     total = sum(busy_s)
+    wrong = sum(max(0, wanted - hit) for wanted, hit in zip(expected_blocks, hit_blocks, strict=False))
     return Measures(
         mean_s=sum(ordered) / len(ordered),
         p50_s=_quantile(ordered, 0.50),
@@ -74,6 +79,7 @@ def measure(
         imbalance=max(busy_s) * len(busy_s) / total,
         work=total / work_s,
         busy=total / len(busy_s) / (span_s + ttft_s[-1]),
+        wrong=wrong / blocks,
     )
 
 

@@ -59,6 +59,10 @@ class ReplayRow:
     """Factor on the prefill time at the first replica."""
     outage_s: float = 0.0
     """Above 0: one replica after the other has an outage of this length, at RESTARTS. The AFTER_S after each count."""
+    has_events: bool = True
+    """False: engines without KV events. Routers believe their blocks. Only kvmesh can be run so."""
+    unseen: float = 0.0
+    """Blocks that each prompt leaves in the cache unknown to routers, over its own blocks."""
 
     def capacity(self, load: Workload) -> int:
         """Return the blocks of cache per replica."""
@@ -113,6 +117,8 @@ class Replay:
             row.loss,
             row.slowness,
             outages,
+            row.has_events,
+            row.unseen,
         )
         setup = PolicySetup(
             cluster.names(),
@@ -139,6 +145,7 @@ class Replay:
             pooled.work_s,
             span_s,
             _counted(load, scale, outages),
+            result.expected_blocks,
         )
 
 

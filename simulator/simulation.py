@@ -23,6 +23,7 @@ from services.router.placement.policy import (
     Dispatched,
     Finished,
     Hit,
+    LoadReported,
     PlacementPolicy,
     PlacementRequest,
     PoolView,
@@ -81,6 +82,11 @@ class Cluster:
     slowness: float = 1.0
     """Factor on the prefill time at the first replica."""
     outages: Sequence[ReplicaOutage] = ()
+    has_events: bool = True
+    """False: engines without KV events. A router is told the size of their caches, and the hits."""
+    unseen: float = 0.0
+    """Blocks that each prompt leaves in the cache beside its own ones, over its own ones. Routers never match or hear of
+    them: generated tokens, and requests of others."""
 
     def names(self) -> list[str]:
         """Return the replicas' names."""
@@ -100,6 +106,8 @@ class SimulationResult:
 
     ttft_s: list[float] = field(default_factory=list)
     hit_blocks: list[int] = field(default_factory=list)
+    expected_blocks: list[int] = field(default_factory=list)
+    """Hits that the router expected."""
     replica: list[int] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     """By replica."""
@@ -152,10 +160,12 @@ class Simulation:
         ]
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
+        self._has_events = cluster.has_events
+        self._unseen_total = 0
         self._pending_events = 0
         """Future ends of prompts, and events on their way to routers."""
         self._now_s = 0.0
-        self.result = SimulationResult([0.0] * count, [0] * count, [-1] * count)
+        self.result = SimulationResult([0.0] * count, [0] * count, [0] * count, [-1] * count)
 
     def run(self) -> SimulationResult:
         """Run until every request has had its first token."""
@@ -167,6 +177,8 @@ class Simulation:
         for outage in self._cluster.outages:
             self._at(outage.from_s, self._lose_replica, outage.replica)
             self._at(outage.until_s, self._restore_replica, outage.replica)
+        for name in self._names:
+            self._report_size(name)
         while heap:
             self._now_s, _, act, arguments = heapq.heappop(heap)
             act(*arguments)
@@ -278,6 +290,7 @@ class Simulation:
         router.policy.observe(dispatched)
         if len(self._routers) > 1:
             self._at(now_s + self._cluster.delay_s, self._deliver_dispatch, router, dispatched)
+        self.result.expected_blocks[index] = answer.matched_blocks
         self._submit(self._index[answer.prefill], index, answer.prefill_s)
         return None
 
@@ -361,7 +374,10 @@ class Simulation:
         depth = server.hit_blocks
         self.result.ttft_s[index] = now_s - load.arrivals_s[index] * self._scale
         self.result.hit_blocks[index] = depth
-        added, evicted = server.cache.use(load.hashes[index])
+        unseen = self._unseen(round(self._cluster.unseen * len(load.hashes[index])))
+        evicted = server.cache.use(unseen)[1]
+        added, more = server.cache.use(load.hashes[index])
+        evicted += more
         cached = min(depth * load.block_tokens, load.tokens[index] - 1)
         finished = Finished(
             self._router_of(index).name,
@@ -371,8 +387,9 @@ class Simulation:
         )
         server.running = None
         started = self._start(replica, server.pop()) if len(server) else None
-        stored = Stored(name, added) if added else None
-        removed = Removed(name, evicted) if evicted else None
+        stored = Stored(name, added) if added and self._has_events else None
+        evicted = [value for value in evicted if value >= 0]
+        removed = Removed(name, evicted) if evicted and self._has_events else None
         self._publish(replica, finished, stored, removed, started)
 
     def _lose_replica(self, replica: int) -> None:
@@ -391,9 +408,23 @@ class Simulation:
         for router in self._routers:
             if isinstance(router.policy, LocalIndexed):
                 router.policy.local_index.add(self._names[replica])
+        self._report_size(self._names[replica])
         here = {one.name for one in self._replicas} | {self._names[replica]}
         self._replicas = [one for one in self._states if one.name in here]
         self._dispatch_all()
+
+    def _unseen(self, count: int) -> list[int]:
+        """Return `count` new blocks, apart from those of the workload."""
+        self._unseen_total += count
+        return [-value for value in range(self._unseen_total - count + 1, self._unseen_total + 1)]
+
+    def _report_size(self, name: str) -> None:
+        """Tell the routers the size of a cache that has no events, as the load reports of its replica do."""
+        if self._has_events:
+            return
+        size = max(1, int(self._cluster.capacity))
+        for router in self._routers:
+            router.policy.observe(LoadReported(name, 0, 0, self._now_s, believed_blocks_max=size))
 
     def _seconds(self, index: int, depth: int) -> float:
         total = self._load.tokens[index]

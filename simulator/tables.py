@@ -149,5 +149,7 @@ def row_dict(row: ReplayRow) -> dict[str, Any]:
         "copies": row.copies,
         "slowness": row.slowness,
         "away_s": row.outage_s,
+        "kv_events": row.has_events,
+        "unseen": row.unseen,
         "cost": {"name": row.cost.name, "c0_s": row.cost.c0_s, "a_s": row.cost.a_s, "b_s": row.cost.b_s},
     }

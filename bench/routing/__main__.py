@@ -17,14 +17,12 @@ from bench.routing import page
 from bench.routing import tails as tail_page
 from bench.routing.page import RowResult
 from bench.routing.record import Record, code
-from bench.routing.rows import LARGE_REQUESTS, TRACES, chosen_rows, full, sampled_rows, tails
+from bench.routing.rows import chosen_rows, full, sampled_rows, tails
+from bench.routing.sources import traces
 from bench.routing.tails import TailResult
-from kvmesh.config import ROOT
 from simulator.measures import Measures
 from simulator.processes import Runner, Task
-from simulator.trace import Trace, read
 
-FOLDER: Final = ROOT / "bench" / "traces"
 RESULTS: Final = Path(".kvmesh/routing/runs.jsonl")
 MADE: Final = ("date", "commit", "python")
 
@@ -80,14 +78,6 @@ def routing(
         pages.write(write, page.page(rows, about, command, tail, pages.old(write)), text)
 
 
-def _traces() -> dict[str, Trace]:
-    traces = {}
-    for name, file in TRACES.items():
-        traces[name] = read(FOLDER / f"{file}.jsonl.gz")
-        traces[f"{name}-head"] = traces[name].head(LARGE_REQUESTS)
-    return traces
-
-
 def _run(tasks: list[Task], record: Record, jobs: int) -> None:
     wanted = dict.fromkeys(tasks)
     missing = [task for task in wanted if record.get(task) is None]
@@ -95,7 +85,7 @@ def _run(tasks: list[Task], record: Record, jobs: int) -> None:
         return
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True))
-    with closing(Runner(_traces(), jobs)) as runner, bar:
+    with closing(Runner(traces(), jobs)) as runner, bar:
         shown = bar.add_task("runs", total=len(wanted), completed=len(wanted) - len(missing))
 
         def done(task: Task, measures: Measures) -> None:

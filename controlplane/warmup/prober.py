@@ -105,15 +105,15 @@ class Prober:
                 session = open_session(peer)
                 async with opened((session,)):
                     is_well = await self._exchange(peer, session)
-                self.handoffs_well += is_well
-                self.handoffs_failed += not is_well
+                self.handoffs_well += is_well is True
+                self.handoffs_failed += is_well is False
 
         async with asyncio.TaskGroup() as group:
             for _ in range(HANDOFFS_MAX):
                 group.create_task(work(waiting), name="handoff")
 
-    async def _exchange(self, peer: Target, session: ReplicaSession) -> bool:
-        """Return whether a prompt's handoff goes from its prefill to its decode."""
+    async def _exchange(self, peer: Target, session: ReplicaSession) -> bool | None:
+        """Return whether a prompt's handoff goes from its prefill to its decode. None: the decode takes no handoffs."""
         if peer.role == "prefill":
             prefill, decode = session, self._session
         else:
@@ -121,6 +121,8 @@ class Prober:
         call = self._call(self._fresh_ids(), pb.PHASE_GENERATION_ONLY, HANDOFF_OUTPUT_TOKENS)
         end_s = source_end_s(call.deadline_s, self._clock)
         (taken,) = await run_by_handoff(prefill, decode, (call,), end_s)
+        if decode.load is not None and decode.load.aggregated:
+            return None
         return not taken.error and len(taken.token_ids) == HANDOFF_OUTPUT_TOKENS
 
     async def _until_first(self, first: asyncio.Event) -> None:

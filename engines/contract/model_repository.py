@@ -6,22 +6,30 @@ from pathlib import Path
 
 from engines.contract.tensors import MODEL_NAME, Input, Output
 
-_MODEL = """\
+IMPORT_PATH = """\
+# Triton's Python stub ignores PYTHONPATH (seen with 2.51 and Python 3.11).
+sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+"""
+"""Statements of a model.py that needs PYTHONPATH."""
+
+_MODEL = (
+    """\
 \"\"\"Generated; the model lives in {package}.\"\"\"
 
 import os
 import sys
 
-# Some stubs start Python isolated, without the folders of PYTHONPATH.
-sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
-
-from {package}.triton_model import TritonPythonModel
 """
+    + IMPORT_PATH
+    + """
+from {package}.triton_model import TritonPythonModel  # noqa: E402
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """The files of a tritonserver in the nvidia-pytriton wheel. `root`: .../pytriton/tritonserver."""
+    """The files of a tritonserver. `root`: .../pytriton/tritonserver of the nvidia-pytriton wheel, or /opt/tritonserver."""
 
     root: Path
     python_version: str  # "3.11"
@@ -34,19 +42,30 @@ class TritonInstallation:
     def backend_files(self) -> list[Path]:
         """Return the files of `<backend directory>/python`; Triton finds the stub only beside the backend's library."""
         backend = [path for path in sorted((self.root / "backends" / "python").iterdir()) if path.is_file()]
-        stub = self.root / "python_backend_stubs" / self.python_version / "triton_python_backend_stub"
-        return [*backend, stub]
+        stubs = (
+            self.root / "python_backend_stubs"
+        )  # of the wheel; NVIDIA's containers have one stub beside the library
+        return [
+            *backend,
+            *([stubs / self.python_version / "triton_python_backend_stub"] if stubs.is_dir() else []),
+        ]
 
 
-def write_model(directory: Path, package: str, config: str) -> Path:
+def write_model(directory: Path, package: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:
     """Create the model repository `directory` with the model of `package`; return the folder of its version.
 
-    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt.
+    `package`: an importable package with the module `triton_model`. `config`: the text of config.pbtxt. `files`: further
+    files by their path in the model's folder; one of them may replace `1/model.py`.
     """
-    version = directory / MODEL_NAME / "1"
+    model = directory / MODEL_NAME
+    version = model / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(_MODEL.format(package=package))
-    (directory / MODEL_NAME / "config.pbtxt").write_text(config)
+    (model / "config.pbtxt").write_text(config)
+    for name, content in (files or {}).items():
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return version
 
 

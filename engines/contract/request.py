@@ -37,6 +37,7 @@ class RequestLimits:
     vocab_size: int
     max_sequence_tokens: int
     has_guides: bool = False
+    lora_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,25 @@ class Adjustments:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionRange:
+    """The priority of the KV cache blocks of prompt tokens [start, end). No `end`: up to the end of the prompt."""
+
+    start: int
+    end: int | None
+    priority: int  # 0..100; a block of a lower priority is evicted first
+    duration_ms: int | None  # None: for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the KV cache keeps the blocks of a request."""
+
+    ranges: tuple[RetentionRange, ...]
+    decode_priority: int = 35  # of generated blocks
+    decode_duration_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A validated request. `prompt` is int32 [n], n >= 1; the engine owns it from here on."""
 
@@ -119,3 +139,5 @@ class EngineRequest:
     context_phase_params: bytes = b""  # the handoff blob of a generation_only request, as the engine made it
     kv_peer: str | None = None  # the only address that KV may be pulled from; None: the handoff's address
     arrival_ns: int = 0
+    lora_id: int | None = None  # one of the model's adapters; None: the model alone
+    retention: Retention | None = None

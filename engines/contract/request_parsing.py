@@ -19,6 +19,8 @@ from engines.contract.request import (
     RequestKind,
     RequestLimits,
     ResponseOptions,
+    Retention,
+    RetentionRange,
     SamplingParams,
 )
 
@@ -30,6 +32,8 @@ PENALTY_MAX = 2.0
 """Largest frequency and presence penalty, and the smallest without its sign."""
 REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
 TOP_LOG_PROBS_MAX = 20
+PRIORITY_MAX, PRIORITY_DEFAULT = 100, 35
+"""Retention priorities of TensorRT-LLM: 0 to 100, 35 for blocks without one."""
 
 
 def parse_event_cursor(parameters: str) -> EventCursor | None:
@@ -110,6 +114,8 @@ def parse_request(
         context_phase_params=parse_handoff(tensor) if kind is RequestKind.GENERATION_ONLY else b"",
         kv_peer=None if kv_peer is None else str(kv_peer),
         arrival_ns=arrival_ns,
+        lora_id=_lora_id(tensor, limits),
+        retention=_retention(tensor),
     )
 
 
@@ -208,6 +214,64 @@ def _guide(tensor: TensorLookup, limits: RequestLimits) -> GuideText | None:
         allowed = ", ".join(one.value for one in GuideKind)
         raise _bad_value("guided_decoding_guide_type", kind, allowed) from None
     return GuideText(found, guide or "")
+
+
+def _lora_id(tensor: TensorLookup, limits: RequestLimits) -> int | None:
+    value = _scalar(tensor, "lora_task_id", default=None)
+    if value is None:
+        return None
+    if int(value) not in limits.lora_ids:
+        allowed = ", ".join(map(str, sorted(limits.lora_ids))) or "none, because this model has no adapter"
+        raise _bad_value("lora_task_id", int(value), allowed)
+    return int(value)
+
+
+def _retention(tensor: TensorLookup) -> Retention | None:
+    """Return the retention of the request's blocks; None without `retention_token_range_starts`, as in the C++ backend."""
+    prefix = "retention_token_range_"
+    if tensor(f"{prefix}starts") is None:
+        return None
+    starts = _numbers(tensor, f"{prefix}starts", 0, 2**31 - 1)
+    ends = _numbers(tensor, f"{prefix}ends", -1, 2**31 - 1, count=len(starts))
+    priorities = _numbers(tensor, f"{prefix}priorities", 0, PRIORITY_MAX, count=len(starts))
+    has_durations = tensor(f"{prefix}durations_ms") is not None
+    durations = (
+        _numbers(tensor, f"{prefix}durations_ms", -1, 2**31 - 1, count=len(starts))
+        if has_durations
+        else [-1] * len(starts)
+    )
+    for start, end in zip(starts, ends, strict=True):
+        if 0 <= end <= start:
+            raise _bad_value(f"{prefix}ends", end, f"above its start {start}, or -1 for the prompt's end")
+    ranges = zip(starts, ends, priorities, durations, strict=True)
+    decode_priority = int(_number(tensor, "retention_decode_priority", PRIORITY_DEFAULT, 0, PRIORITY_MAX))
+    decode_duration_ms = int(_number(tensor, "retention_decode_duration_ms", -1, -1, 2**31 - 1))
+    return Retention(
+        tuple(
+            RetentionRange(start, _or_none(end), priority, _or_none(duration))
+            for start, end, priority, duration in ranges
+        ),
+        decode_priority,
+        _or_none(decode_duration_ms),
+    )
+
+
+def _or_none(value: int) -> int | None:
+    """Return the value; None for -1, which stands for no end and no expiry on the wire."""
+    return None if value < 0 else value
+
+
+def _numbers(tensor: TensorLookup, field: str, low: int, high: int, *, count: int | None = None) -> list[int]:
+    values = tensor(field)
+    if values is None:
+        raise EngineError(errors.MISSING_INPUT.format(field=field))
+    found: list[int] = values.reshape(-1).tolist()
+    if count is not None and len(found) != count:
+        raise _bad_value(field, f"{len(found)} values", f"{count}, as many as starts")
+    for value in found:
+        if not low <= value <= high:
+            raise _bad_value(field, value, f"{low}..{high}")
+    return found
 
 
 def _text(tensor: TensorLookup, field: str) -> str | None:

@@ -59,6 +59,19 @@ GUIDE_INPUTS: Final = (
 )
 """Further inputs of a model with a tokenizer."""
 
+LORA_INPUTS: Final = (Input("lora_task_id", "TYPE_UINT64"),)
+"""Further input of a model with LoRA adapters. The weights are the engine's own: no tensor carries them."""
+
+RETENTION_INPUTS: Final = (
+    Input("retention_token_range_starts", "TYPE_INT32", (-1,)),
+    Input("retention_token_range_ends", "TYPE_INT32", (-1,)),
+    Input("retention_token_range_priorities", "TYPE_INT32", (-1,)),
+    Input("retention_token_range_durations_ms", "TYPE_INT32", (-1,)),
+    Input("retention_decode_priority", "TYPE_INT32"),
+    Input("retention_decode_duration_ms", "TYPE_INT32"),
+)
+"""Further inputs of an engine that keeps KV cache blocks by priority."""
+
 OUTPUTS: Final = (
     Output("output_ids", "TYPE_INT32", (-1, -1)),
     Output("sequence_length", "TYPE_INT32", (-1,)),

@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -48,6 +49,9 @@ class StartedEngine:
 class TritonModel(ABC):
     """The class that Triton's stub calls: initialize once, execute per batch of requests, finalize once."""
 
+    version_folder: Path
+    """The folder of the loaded version in the model repository, with the further files of an engine."""
+
     @abstractmethod
     def start_engine(
         self, parameters: dict[str, str], output_queue: OutputQueue, kill_server: Callable[[], None]
@@ -60,8 +64,11 @@ class TritonModel(ABC):
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine and the threads of the model."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        written = json.loads(args["model_config"])["parameters"]
-        parameters = {name: value["string_value"] for name, value in written.items()}
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        # Triton runs them before its services open, so they do not show that a client reaches the server.
+        self._warm_ups_left = sum(max(1, int(one.get("count", 1))) for one in config.get("model_warmup", ()))
+        self.version_folder = Path(args["model_repository"]) / args["model_version"]
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, SubscriptionStream] = {}
         self._closing = threading.Lock()
@@ -82,7 +89,10 @@ class TritonModel(ABC):
     def execute(self, requests_: list[Any]) -> None:
         """Start requests; responses go through their response senders."""
         arrival_ns = time.monotonic_ns()
-        self._watchdog.record_request()
+        if self._warm_ups_left > 0:
+            self._warm_ups_left -= len(requests_)
+        else:
+            self._watchdog.record_request()
         for request in requests_:
             sender = request.get_response_sender()
             try:

@@ -91,9 +91,13 @@ def _with_alternatives(bare: Iterator[Row], frame: pb.StepFrame) -> Iterator[Row
 
 def end_token_ids(submit: pb.Submit) -> frozenset[int]:
     """Return the ids of the tokens that end the output of `submit`."""
-    if submit.end_token_id < 0:
-        return frozenset(submit.further_end_token_ids)
-    return frozenset((submit.end_token_id, *submit.further_end_token_ids))
+    return frozenset(ordered_end_token_ids(submit))
+
+
+def ordered_end_token_ids(submit: pb.Submit) -> tuple[int, ...]:
+    """Return the same ids, `end_token_id` first."""
+    first = () if submit.end_token_id < 0 else (submit.end_token_id,)
+    return (*first, *submit.further_end_token_ids)
 
 
 def pack_alternatives(ids: Sequence[int], logprobs: Sequence[float]) -> bytes:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from kvmesh import __version__
 from kvmesh.bad_option import BadOption
+from kvmesh.cli.conformance_command import conformance
 from kvmesh.cli.control import replica_commands
 from kvmesh.cli.control.event_commands import events
 from kvmesh.cli.control.profile_commands import profile
@@ -380,6 +381,7 @@ def status(
 
 app.command()(events)
 app.command()(freeze)
+app.command()(conformance)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from kvmesh.triton.errors import (
     HandoffLost,
     InvalidRequest,
     InvalidToken,
+    NoHandoff,
 )
 
 FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
@@ -33,6 +34,7 @@ FAILURE_CODES: Final[dict[type[CallError], pb.Failure.Code.ValueType]] = {
     EngineError: pb.Failure.CODE_ENGINE_ERROR,
     EngineStalled: pb.Failure.CODE_STALLED,
     HandoffLost: pb.Failure.CODE_HANDOFF_LOST,
+    NoHandoff: pb.Failure.CODE_HANDOFF_LOST,
     InvalidRequest: pb.Failure.CODE_INVALID,
     InvalidToken: pb.Failure.CODE_INVALID_TOKEN,
 }

@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -26,7 +25,9 @@ from kvmesh.metrics import Metrics
 from kvmesh.prefix_index import telemetry as index_telemetry
 from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
+from kvmesh.replica.configured_facts import configured_facts
 from kvmesh.replica.engine_facts import EngineFacts
+from kvmesh.replica.facts_reader import FactsReader
 from kvmesh.replica.life_shell import LifeShell
 from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.quarantine_file import QuarantineFile
@@ -82,13 +83,15 @@ async def _serve(options: ReplicaOptions, build: Build) -> None:
     client = TritonClient(options.engine)
     try:
         await client.wait_ready(ENGINE_WAIT_S)
-        read = partial(
-            client.facts,
+        reader = FactsReader(
+            client,
             role=options.role,
             model_version=version.name,
             block_tokens=version.engine.block_tokens,
+            configured=configured_facts(options.config, options.role),
+            metrics_address=options.engine_metrics,
         )
-        facts = EngineFacts(await read(), read)
+        facts = EngineFacts(await reader.read(), reader.read)
         await _Replica(options, trust, build, facts, client).serve()
     except ExceptionGroup as group:
         refused = group.subgroup(ModelRefused)
@@ -136,6 +139,7 @@ class _Replica(process.MeshProcess):
             self.clock,
             self._shell.after_event,
             self._on_kv_events,
+            options.engine_metrics,
         )
         self._role.core.connect(self._engine)
         attach = self.serve_attach(self._shell, self._role.service_name)

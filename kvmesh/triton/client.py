@@ -17,6 +17,7 @@ from tritonclient.grpc import InferInput, service_pb2, service_pb2_grpc
 from kvmesh.triton import capabilities, errors
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import CallError, EngineLost
+from kvmesh.triton.fact_sources import NO_METRICS, NOTHING, ConfiguredFacts, MetricsFound
 
 MODEL: Final = "tensorrt_llm"
 UNARY_TIMEOUT_S: Final = 5.0
@@ -98,8 +99,29 @@ class TritonClient:
                 f"No engine answers at {self.address}: the model {self.model} was not ready within {timeout_s:g} s."
             ) from None
 
-    async def facts(self, *, role: str, model_version: str, block_tokens: int) -> ModelFacts:
+    async def facts(
+        self,
+        *,
+        role: str,
+        model_version: str,
+        block_tokens: int,
+        configured: ConfiguredFacts = NOTHING,
+        metrics: MetricsFound = NO_METRICS,
+    ) -> ModelFacts:
         """Return the facts of the model. Raises ModelRefused, or CallError if the server does not answer."""
+        metadata, config = await self.describe()
+        return capabilities.derive(
+            metadata,
+            config,
+            role=role,
+            model_version=model_version,
+            block_tokens=block_tokens,
+            configured=configured,
+            metrics=metrics,
+        )
+
+    async def describe(self) -> tuple[Any, Any]:
+        """Return Triton's ModelMetadataResponse and ModelConfig. Raises CallError if the server does not answer."""
         try:
             metadata = await self._stub.ModelMetadata(
                 service_pb2.ModelMetadataRequest(name=self.model), timeout=UNARY_TIMEOUT_S
@@ -113,9 +135,7 @@ class TritonClient:
             if _is_cancelled():
                 raise
             raise EngineLost("the channel was replaced") from None
-        return capabilities.derive(
-            metadata, config.config, role=role, model_version=model_version, block_tokens=block_tokens
-        )
+        return metadata, config.config
 
     def stream(
         self,

@@ -19,7 +19,8 @@ from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.deferred_calls import DeferredCalls
 from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStalled
 from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineLiveness
-from kvmesh.triton.port import CallKind, EngineCall, EngineSink, FirstAnswer
+from kvmesh.triton.metrics_poll import MetricsPoll
+from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EngineSink, FirstAnswer
 from kvmesh.triton.subscription import RETRY_S, Subscription
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
 
@@ -62,7 +63,10 @@ class TritonEngine:
         clock: Clock,
         after_event: Callable[[], None],
         on_kv_events: Callable[[dict[str, Any]], None] | None = None,
+        metrics_address: str = "",
     ) -> None:
+        """`metrics_address`: "host:port" of Triton's /metrics, for the load of an engine that does not report it."""
+        self._metrics_address = metrics_address
         self._client = client
         self._facts = facts
         self._sink = sink
@@ -114,6 +118,11 @@ class TritonEngine:
                 loads.is_awaited = lambda: self._liveness.is_lost
                 loads.on_broken = self._on_load_broken
                 tasks.create_task(loads.run(), name="engine-load")
+            elif self._metrics_address:
+                polls = MetricsPoll(
+                    self._metrics_address, self._client.model, self._take_measured_load, self.open_calls
+                )
+                tasks.create_task(polls.run(), name="engine-metrics")
             if self._on_kv_events is not None and self._facts.capabilities.kv_events:
                 events = self._subscription("kv_events", self._on_kv_events)
                 tasks.create_task(events.run(), name="engine-kv-events")
@@ -231,6 +240,11 @@ class TritonEngine:
         load = load_of(report)
         self._on_serving(load.boot_id, now_s)
         self._sink.on_load(load, now_s)
+        self._after_event()
+
+    def _take_measured_load(self, load: EngineLoad) -> None:
+        """Take a load from /metrics. It is no heartbeat: the server answers also for a dead model."""
+        self._sink.on_load(load, self._clock.now_s())
         self._after_event()
 
     def _on_load_broken(self) -> None:

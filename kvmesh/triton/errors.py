@@ -28,6 +28,10 @@ class HandoffLost(CallError):
     """The KV blocks are unavailable: the handoff expired or was released, is for another request, or its engine is lost."""
 
 
+class NoHandoff(HandoffLost):
+    """A `context_only` call gave no handoff. TensorRT-LLM fails so where the first token ends the request."""
+
+
 class InvalidRequest(CallError):
     """The engine refuses this request at every attempt."""
 
@@ -45,6 +49,7 @@ class EngineError(CallError):
 
 
 _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
+    (NoHandoff, (r"contextParams must be",)),
     (
         HandoffLost,
         (
@@ -54,7 +59,6 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
             r"handoff names a KV source",
             r"context_phase_params is malformed",
             r"DISAGG_TRANS_ERROR",
-            r"contextParams must be",
         ),
     ),
     (EngineBusy, (r"maximum queue size", r"Request timeout expired")),
@@ -62,6 +66,8 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
         InvalidRequest,
         (
             r"Required input tensor",
+            r"is not present in the request",
+            r"Sparse list must not have",
             r"Invalid value for",
             r"exceeds? max.*(length|len|tokens)",
             r"KV cache blocks but the pool has only",
@@ -95,6 +101,11 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
 
 _TABLE: Final = tuple((kind, re.compile("|".join(texts), re.IGNORECASE)) for kind, texts in _TEXTS)
 
+_ALIVE: Final = re.compile(
+    r"Executor failed process|Error encountered while populating|\[TensorRT-LLM\]\[ERROR\]", re.IGNORECASE
+)
+"""Beginnings of texts that only a running engine writes. What is not found then is not the engine."""
+
 _CODES: Final[dict[grpc.StatusCode, type[CallError]]] = {
     grpc.StatusCode.UNAVAILABLE: EngineLost,
     grpc.StatusCode.NOT_FOUND: EngineLost,
@@ -105,13 +116,16 @@ _CODES: Final[dict[grpc.StatusCode, type[CallError]]] = {
     grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
 }
 
+_STOPS: Final = re.compile("shutting down", re.IGNORECASE)
+
 TEXT_MAX: Final = 400
 
 
 def of_text(text: str) -> CallError:
     """Return the typed error for an error text of Triton."""
+    is_alive = _ALIVE.match(text) is not None and not _STOPS.search(text)
     for kind, pattern in _TABLE:
-        if pattern.search(text):
+        if pattern.search(text) and not (is_alive and kind is EngineLost):
             return kind(text[:TEXT_MAX])
     return EngineError(text[:TEXT_MAX])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
+from kvmesh.attach import frames
 from kvmesh.attach.caller_session import AttachedCore, CallerSession
 from kvmesh.attach.frames import FrameError
 from kvmesh.attach.outbox import DownwardOutbox
@@ -25,6 +26,7 @@ from kvmesh.triton.errors import EngineStalled, HandoffLost
 from kvmesh.triton.port import EnginePort
 from services.decode.bounds import blocks_needed, check_headroom, check_time, headroom_blocks
 from services.decode.generation import Generation
+from services.decode.handoff_trial import HandoffTrial
 from services.decode.limits import DecodeLimits
 from services.decode.records import Recorder, discard_record
 from services.decode.slot import DecodeSlot, DecodeState, DecodeSubmission
@@ -32,6 +34,8 @@ from services.decode.slot_table import DecodeSlotTable
 
 DRAIN_LOOK_S: Final = 0.0
 """Any time in the past: a drain checks the waiting slots of the control plane at once."""
+
+NO_HANDOFFS: Final = "the engine of {replica} takes no handoffs: it runs every prompt itself"
 
 
 class DecodeCore(AttachedCore[DecodeSlot]):
@@ -61,13 +65,22 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """Slots ended because their client did not read: by the slow-reader time, or by the share of slots."""
         concurrency = min(limits.slots_max, facts.max_sequences or limits.slots_max)
         self.slot_table = DecodeSlotTable(facts.kv_blocks, concurrency, self._heartbeat)
+        self.trial = HandoffTrial(facts)
         self.generation = Generation(
-            replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
+            replica,
+            facts.tokens_per_block,
+            limits,
+            self.slot_table,
+            self._heartbeat,
+            record,
+            trial=self.trial,
+            appends_end_token=not facts.capabilities.end_token,
         )
         self._is_source = is_source
-        self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_AND_GENERATION,)
-        if facts.capabilities.disaggregated:
-            self._phases += (pb.PHASE_GENERATION_ONLY,)
+        self._phases: tuple[pb.Phase.ValueType, ...] = (
+            pb.PHASE_CONTEXT_AND_GENERATION,
+            pb.PHASE_GENERATION_ONLY,
+        )
 
     def __repr__(self) -> str:
         return f"DecodeCore({self.replica}, {list(self.slot_table.slots.values())})"
@@ -125,6 +138,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             tenant=budget.tenant,
             vocabulary_size=submit.vocabulary_size,
             purpose=control_purpose(budget),
+            end_token_ids=frames.ordered_end_token_ids(submit),
+            is_guided=submit.sampling.HasField("guide"),
         )
         log = TokenLog(
             submit.start_position,
@@ -152,11 +167,14 @@ class DecodeCore(AttachedCore[DecodeSlot]):
                 f"handoff.first_token_count is {handoff.first_token_count}; "
                 f"0 to {slot.submitted.max_output_tokens} is allowed"
             )
-        if not self._is_source(handoff.kv_address, now_s):
+        if not self._may_pull(handoff.kv_address, now_s):
             error = HandoffLost(
                 f"{handoff.kv_address!r} is not the KV address of a registered prefill replica"
             )
             self.generation.fail(slot, error, now_s)
+            return
+        if self.trial.is_aggregated:
+            self.generation.fail(slot, HandoffLost(NO_HANDOFFS.format(replica=self.replica)), now_s)
             return
         slot.handed_tokens = handoff.first_token_count
         slot.log.sent = slot.log.start + slot.handed_tokens
@@ -168,6 +186,15 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             self.generation.start_control(now_s)
         else:
             self.generation.start(slot, now_s, handoff)
+
+    def _may_pull(self, address: str, now_s: float) -> bool:
+        """Return whether KV blocks may be pulled from `address`. Engines that tell no address may exchange handoffs."""
+        return bool(address or not self.facts.kv_address) and self._is_source(address, now_s)
+
+    def on_sources(self, sources: frozenset[object]) -> None:
+        """Take the prefill replicas of the pool, each with its boot."""
+        if self.trial.on_sources(sources):
+            self._heartbeat.touch()
 
     def grant(self, slot: DecodeSlot, position: int, now_s: float) -> None:
         """Extend the flow-control window of `slot` to `position`: its client reads."""
@@ -318,7 +345,13 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             slow_start_age_ms=self.life.slow_start_age_ms(now_s),
             cold_step_total=load.cold_steps if load else None,
             cached_block_count=generation.view.cached_blocks,
+            aggregated=self.trial.is_aggregated,
         )
+
+    def capability_names(self) -> list[str]:
+        """Return the capabilities that the engine has shown, sorted."""
+        names = self.facts.capabilities.names()
+        return [name for name in names if name != "disaggregated" or not self.trial.is_aggregated]
 
     def assert_consistent(self) -> None:
         """Raise AssertionError if a count disagrees with what it counts."""
@@ -341,6 +374,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         refused = (
             not_serving(self.replica, is_draining=self.is_draining, is_ready=self.generation.is_ready)
             or quarantined(self.replica, self.life, submit.budget)
+            or self._no_handoffs(submit)
             or check_submit(submit, self.facts, self._phases, needed)
             or check_headroom(submit, needed, headroom, self.facts.kv_blocks)
             or check_time(submit, self.generation.fresh_step_s(now_s))
@@ -364,6 +398,12 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             retry_ms = slot_table.freed_blocks.retry_ms(needed + headroom - free, now_s)
             return SubmitRefusal(pb.Refusal.REASON_KV_FULL, message, retry_after_ms=retry_ms)
         return None
+
+    def _no_handoffs(self, submit: pb.Submit) -> SubmitRefusal | None:
+        """Return the refusal of a handoff that the engine cannot take. The router places the attempt again."""
+        if submit.phase != pb.PHASE_GENERATION_ONLY or not self.trial.is_aggregated:
+            return None
+        return SubmitRefusal(pb.Refusal.REASON_DRAINING, NO_HANDOFFS.format(replica=self.replica))
 
     def _look_at(self, slot: DecodeSlot, now_s: float) -> None:
         """End `slot` if one of its times has passed; else schedule the next check."""

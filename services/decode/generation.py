@@ -23,6 +23,7 @@ from kvmesh.triton.errors import (
     EngineLost,
 )
 from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
+from services.decode.handoff_trial import TRIAL_S, HandoffTrial
 from services.decode.limits import DecodeLimits
 from services.decode.records import CallRecord, Recorder
 from services.decode.slot import DecodeSlot, DecodeState
@@ -48,7 +49,13 @@ class Generation:
         slot_table: DecodeSlotTable,
         heartbeat: LoadHeartbeat,
         record: Recorder,
+        *,
+        trial: HandoffTrial,
+        appends_end_token: bool = False,
     ) -> None:
+        """`appends_end_token`: the engine omits the end token of an output that ends by itself."""
+        self.trial = trial
+        self._appends_end_token = appends_end_token
         self.step_batch: StepBatch[DecodeSlot] = StepBatch(limits.coalesce_max_s)
         self.view = EngineView()
         self.is_ready = False
@@ -113,9 +120,11 @@ class Generation:
     def stall_s(self, slot: DecodeSlot) -> float:
         """Return the time at which an unanswered engine call ends `slot` (failure detector)."""
         limits = self._limits
-        return slot.heard_s + (
-            limits.first_token_timeout_s if slot.answered_s is None else limits.token_timeout_s
-        )
+        if slot.answered_s is not None:
+            return slot.heard_s + limits.token_timeout_s
+        if self.trial.is_open and not slot.submitted.is_local:
+            return slot.heard_s + min(TRIAL_S, limits.first_token_timeout_s)
+        return slot.heard_s + limits.first_token_timeout_s
 
     def forget(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call and drop the slot; nothing is sent."""
@@ -125,6 +134,9 @@ class Generation:
     def fail(self, slot: DecodeSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure of its engine call or handoff; the tokens computed before are sent."""
         untouched = slot.submitted.is_local and slot.log.end == slot.log.start
+        is_handoff = bool(slot.call_id) and not slot.submitted.is_local and slot.answered_s is None
+        if is_handoff and self.trial.on_failed(error):
+            self._heartbeat.touch()
         if slot.call_id:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, type(error).__name__)
@@ -195,6 +207,8 @@ class Generation:
         slot.answered_s = slot.heard_s = now_s
         slot.reused_blocks = first.reused_blocks
         self._slot_table.look_by(slot, self.stall_s(slot))
+        if not slot.submitted.is_local and self.trial.on_pulled():
+            self._heartbeat.touch()
         if not slot.submitted.is_local and slot.session is not None:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
 
@@ -253,9 +267,12 @@ class Generation:
             self.fail(slot, EngineError(text), now_s)
             self.start_control(now_s)
             return
+        if self._lacks_end_token(slot):
+            self._append_end_token(slot, now_s)
+            made += 1
         if made == slot.submitted.max_output_tokens:
             slot.ending, outcome = pb.Finish.REASON_LENGTH, "length"
-        else:  # TensorRT-LLM omits the end token, so the last token does not tell the reason
+        else:  # a guided output may lack the end token, so the last token does not tell the reason
             slot.ending, outcome = pb.Finish.REASON_END_TOKEN, "end_token"
         self._over(slot, now_s, outcome)
         slot.state = DecodeState.ENDED
@@ -284,6 +301,7 @@ class Generation:
         self.is_ready = is_ready
         self._heartbeat.touch()
         if not is_ready:
+            self.trial.on_engine_lost()
             for slot in [slot for slot in self._slot_table.lane if slot.is_waiting()]:
                 self.fail(slot, EngineLost("the engine does not answer"), now_s)
 
@@ -304,6 +322,27 @@ class Generation:
         for slot in self.calls.values():
             limits = (slot.log.end - slot.log.start, slot.submitted.max_output_tokens)
             assert limits[0] <= limits[1], slot
+
+    def _lacks_end_token(self, slot: DecodeSlot) -> bool:
+        """Return whether an ended output lacks its end token."""
+        submitted, log = slot.submitted, slot.log
+        return (
+            self._appends_end_token
+            and bool(submitted.end_token_ids)
+            and not submitted.is_guided
+            and log.end - log.start < submitted.max_output_tokens
+            and log.last_id not in submitted.end_token_ids
+        )
+
+    def _append_end_token(self, slot: DecodeSlot, now_s: float) -> None:
+        """Append the end token that the engine omits. Its log-probability is unknown."""
+        token_id, log = slot.submitted.end_token_ids[0], slot.log
+        is_first = log.end == log.start
+        log.append((token_id,))
+        if not slot.submitted.purpose:
+            self.token_total += 1
+        if is_first and slot.has_first_row and slot.session is not None:
+            slot.first = self._first_row(slot, token_id, (), b"", now_s)
 
     def _over(self, slot: DecodeSlot, now_s: float, outcome: str) -> None:
         """Record the end of the slot's call. The caller sets the slot's state."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvmesh.clock import MonotonicClock
 from kvmesh.decode.v1 import decode_pb2_grpc
+from kvmesh.membership.member import Member
 from kvmesh.metrics import Metrics
 from kvmesh.replica import process
 from kvmesh.replica.kv_sources import KvSources
@@ -38,11 +39,16 @@ def _build(options: ReplicaOptions, facts: ModelFacts, metrics: Metrics, tracing
         options.process_id, facts, limits, sources.allows, telemetry.CallTelemetry(metrics, tracing)
     )
     telemetry.export(core, metrics)
+
+    def on_members(members: list[Member]) -> None:
+        sources.take(members, clock.now_s())
+        core.on_sources(sources.boots)
+
     return RoleService(
         core=core,
         service_name=SERVICE_NAME,
         add_service=lambda server, parts: decode_pb2_grpc.add_DecodeServiceServicer_to_server(
             DecodeStatus(core, parts), server
         ),
-        on_members=lambda members: sources.take(members, clock.now_s()),
+        on_members=on_members,
     )

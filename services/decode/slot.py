@@ -52,6 +52,10 @@ class DecodeSubmission:
     """Output ids must be below it. 0: ids are not checked."""
     purpose: str = ""
     """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output. The first one stands for an end token that the engine omits."""
+    is_guided: bool = False
+    """The output may end at the end of its guide, without an end token."""
 
 
 @dataclass(slots=True, eq=False)

@@ -36,7 +36,7 @@ class DecodeStatus(decode_pb2_grpc.DecodeServiceServicer):
             orphan_count=core.slot_table.detached_count(),
             engine_call_count=parts.engine.open_calls(),
             task_count=len(asyncio.all_tasks()),
-            capabilities=core.facts.capabilities.names(),
+            capabilities=core.capability_names(),
             adoption_total=core.takeover_total,
             log_bytes=core.slot_table.log_bytes(),
             state=core.life.state.value,

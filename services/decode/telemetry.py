@@ -108,6 +108,11 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     metrics.total("step_batch_flushes", "Step frames flushed so far.", lambda: generation.flush_total)
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(generation.is_ready))
     metrics.gauge(
+        "aggregated",
+        "1 while the engine takes no handoffs: it runs every prompt itself.",
+        lambda: float(core.trial.is_aggregated),
+    )
+    metrics.gauge(
         "control_running_requests",
         "Calls of the control plane in the engine: warm-up and probes.",
         lambda: slot_table.lane.running_count,

@@ -58,7 +58,13 @@ class PrefillCore(AttachedCore[PrefillSlot]):
         self._heartbeat = LoadHeartbeat()
         self.slot_table = PrefillSlotTable(facts.kv_blocks, limits, self._heartbeat)
         self.prefilling = Prefilling(
-            replica, facts.tokens_per_block, limits, self.slot_table, self._heartbeat, record
+            replica,
+            facts.tokens_per_block,
+            limits,
+            self.slot_table,
+            self._heartbeat,
+            record,
+            appends_end_token=not facts.capabilities.end_token,
         )
         self.seeding = Seeding(is_source, self.slot_table, self.prefilling, limits.handoff_timeout_s)
         self._phases: tuple[pb.Phase.ValueType, ...] = (pb.PHASE_CONTEXT_ONLY,)
@@ -133,7 +139,8 @@ class PrefillCore(AttachedCore[PrefillSlot]):
             tenant=budget.tenant,
             weight=budget.weight if budget.weight > 0 else 1.0,
             max_output_tokens=budget.max_output_tokens,
-            end_token_ids=frames.end_token_ids(submit),
+            end_token_ids=frames.ordered_end_token_ids(submit),
+            is_guided=submit.sampling.HasField("guide"),
             purpose=control_purpose(budget),
             is_seed=is_seed,
         )

@@ -25,6 +25,7 @@ from kvmesh.triton.errors import (
     EngineError,
     EngineLost,
     HandoffLost,
+    NoHandoff,
 )
 from kvmesh.triton.port import CallKind, EngineLoad, EnginePort, FirstAnswer
 from services.prefill.limits import PrefillLimits
@@ -50,7 +51,13 @@ class Prefilling:
         slot_table: PrefillSlotTable,
         heartbeat: LoadHeartbeat,
         record: Recorder,
+        *,
+        appends_end_token: bool = False,
     ) -> None:
+        """`appends_end_token`: the engine omits the end token of an output that ends by itself."""
+        self._appends_end_token = appends_end_token
+        self._gives_handoffs = False
+        """True once the engine gave a handoff."""
         self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, PrefillSlot] = {}
@@ -199,7 +206,7 @@ class Prefilling:
 
     def on_end(self, call_id: int, now_s: float) -> None:
         """Send the first token and hold the handoff. An answer without a token ended with the end token, which TensorRT-LLM
-        omits."""
+        omits, or a guide."""
         slot = self.calls.get(call_id)
         if slot is None:
             return
@@ -208,6 +215,7 @@ class Prefilling:
         elif slot.token_id is None:
             self._end_empty(slot, now_s)
         elif slot.context_phase_params:
+            self._gives_handoffs = True
             self._tell_first(slot, now_s)
             self._slot_table.hold(slot, now_s + self._limits.handoff_timeout_s)
         elif slot.is_complete():
@@ -218,11 +226,15 @@ class Prefilling:
         self.start_queued(now_s)
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
-        """Fail the slot of the call."""
+        """Fail the slot of the call. TensorRT-LLM fails a call whose first token is its end token: no failure here."""
         slot = self.calls.get(call_id)
-        if slot is not None:
+        if slot is None:
+            return
+        if isinstance(error, NoHandoff) and self._gives_handoffs and self._may_append_end_token(slot):
+            self._end_empty(slot, now_s)
+        else:
             self.fail(slot, error, now_s)
-            self.start_queued(now_s)
+        self.start_queued(now_s)
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's load report. A new boot id means that every handoff is lost, and that pending seeds end."""
@@ -290,7 +302,18 @@ class Prefilling:
             )
         self._slot_table.forget(slot)
 
+    def _may_append_end_token(self, slot: PrefillSlot) -> bool:
+        """Return whether an empty answer is the end token, which the engine omits."""
+        submitted = slot.submitted
+        return self._appends_end_token and bool(submitted.end_token_ids) and not submitted.is_guided
+
     def _end_empty(self, slot: PrefillSlot, now_s: float) -> None:
+        """End the slot of an answer without a token. Its end token is sent with an unknown log-probability."""
+        if self._may_append_end_token(slot):
+            slot.token_id = slot.submitted.end_token_ids[0]
+            self._tell_first(slot, now_s)
+            self._slot_table.forget(slot)
+            return
         self._computed(slot, now_s)
         self._over(slot, now_s, "end_token")
         self.cut(slot, pb.Finish.REASON_END_TOKEN, now_s)

@@ -53,13 +53,15 @@ class PrefillSubmission:
     weight: float = 1.0
     """Weight of the tenant within its priority class."""
     max_output_tokens: int = 0
-    end_token_ids: frozenset[int] = frozenset()
+    end_token_ids: tuple[int, ...] = ()
     vocabulary_size: int = 0
     """The id of the first token must be below it. 0: the id is not checked."""
     purpose: str = ""
     """"warm_up" or "probe" for a call of the control plane; empty for every other call."""
     is_seed: bool = False
     """PHASE_SEED: pulls the KV blocks of a handoff and computes nothing."""
+    is_guided: bool = False
+    """The output may end at the end of its guide, without an end token."""
 
     @property
     def start_by_s(self) -> float:

@@ -80,6 +80,7 @@ class ForwardingTelemetry:
             "first_token_early_seconds", "Earliness of first tokens against the estimate at the release."
         )
         self._placed_seconds: dict[str, Counter] = {}
+        self._wrong_hits: dict[str, Counter] = {}
         self._ended: dict[str, Counter] = {}
         self._control: dict[tuple[str, str], Counter] = {}
 
@@ -87,12 +88,18 @@ class ForwardingTelemetry:
         """Count the work of these replicas alone. The series of others are dropped: cardinality stays bounded."""
         wanted = set(names)
         for name in self._placed_seconds.keys() - wanted:
-            del self._placed_seconds[name]
+            del self._placed_seconds[name], self._wrong_hits[name]
             self._metrics.forget("placed_seconds", replica=name)
+            self._metrics.forget("wrong_hit_tokens", replica=name)
         for name in sorted(wanted - self._placed_seconds.keys()):
             self._placed_seconds[name] = self._metrics.counter(
                 "placed_seconds",
                 "Estimated prefill seconds of the prompts that a replica computed.",
+                replica=name,
+            )
+            self._wrong_hits[name] = self._metrics.counter(
+                "wrong_hit_tokens",
+                "Wrong hits: prompt tokens expected in the prefix cache of a replica that its engine did not find.",
                 replica=name,
             )
 
@@ -124,10 +131,11 @@ class ForwardingTelemetry:
                 self._prompt.value += submitted.token_count
                 self._cached.value += attempt.outcome.cached_tokens
                 matched = placement.matched_blocks * self._block_tokens
-                self._expected.value += min(matched, submitted.token_count - 1)
+                expected = min(matched, submitted.token_count - 1)
+                self._expected.value += expected
                 late_s = first_s - routing.released_s - placement.estimate_s
                 (self._late if late_s >= 0 else self._early).observe(abs(late_s))
-                self._count_placed_seconds(placement)
+                self._count_at_replica(placement, max(0, expected - attempt.outcome.cached_tokens))
         if submitted.traceparent:
             self._record_span(attempt, outcome, now_s)
 
@@ -144,10 +152,11 @@ class ForwardingTelemetry:
             self._control[purpose, outcome] = counter
         counter.value += 1
 
-    def _count_placed_seconds(self, placement: Placement) -> None:
-        work = self._placed_seconds.get(placement.prefill or placement.decode)
-        if work is not None:
-            work.value += placement.prefill_s
+    def _count_at_replica(self, placement: Placement, wrong_hit_tokens: int) -> None:
+        name = placement.prefill or placement.decode
+        if name in self._placed_seconds:
+            self._placed_seconds[name].value += placement.prefill_s
+            self._wrong_hits[name].value += wrong_hit_tokens
 
     def _record_span(self, attempt: Attempt, outcome: str, now_s: float) -> None:
         parent = parse_traceparent(attempt.submitted.traceparent)

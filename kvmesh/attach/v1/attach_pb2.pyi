@@ -1344,6 +1344,7 @@ class LoadReport(_message.Message):
     SLOW_START_AGE_MS_FIELD_NUMBER: _builtins.int
     PLACEABLE_DECODE_COUNT_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    AGGREGATED_FIELD_NUMBER: _builtins.int
     engine_boot_id: _builtins.str
     """Boot id of the engine. A changed boot id means an empty cache."""
     block_total_count: _builtins.int
@@ -1392,6 +1393,8 @@ class LoadReport(_message.Message):
     """
     placeable_decode_count: _builtins.int
     """Decode replicas on which the router may place new work. Absent: a router that does not report it. Router only."""
+    aggregated: _builtins.bool
+    """True while the engine takes no handoffs, so that the replica runs every prompt itself. Decode only."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Features of sampling that all replicas of the pool offer, for example "guided_output". Router only."""
@@ -1421,10 +1424,11 @@ class LoadReport(_message.Message):
         slow_start_age_ms: _builtins.int = ...,
         placeable_decode_count: _builtins.int | None = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        aggregated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "placeable_decode_count", b"placeable_decode_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "features", b"features", "held", b"held", "held_handoff_count", b"held_handoff_count", "placeable_decode_count", b"placeable_decode_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_place", b"_can_place", "_cold_step_total", b"_cold_step_total", "_placeable_decode_count", b"_placeable_decode_count", "aggregated", b"aggregated", "block_free_count", b"block_free_count", "block_reserved_count", b"block_reserved_count", "block_total_count", b"block_total_count", "cached_block_count", b"cached_block_count", "can_place", b"can_place", "cold_step_total", b"cold_step_total", "cordoned", b"cordoned", "draining", b"draining", "engine_boot_id", b"engine_boot_id", "engine_memory_bytes", b"engine_memory_bytes", "engine_ready", b"engine_ready", "features", b"features", "held", b"held", "held_handoff_count", b"held_handoff_count", "placeable_decode_count", b"placeable_decode_count", "queue_delay_us", b"queue_delay_us", "queued_request_count", b"queued_request_count", "queued_token_count", b"queued_token_count", "running_request_count", b"running_request_count", "slow_start_age_ms", b"slow_start_age_ms", "step_p95_us", b"step_p95_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_place: _TypeAlias = _typing.Literal["can_place"]  # noqa: Y015
     _WhichOneofArgType__can_place: _TypeAlias = _typing.Literal["_can_place", b"_can_place"]  # noqa: Y015

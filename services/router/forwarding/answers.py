@@ -115,7 +115,7 @@ class Answers:
         attempt.next_position += 1
         hit = hit_of(first, replica, self._block_tokens, now_s)
         self._attempts.is_dispatch_due |= self._work.settle(attempt, now_s, hit)
-        attempt.hashes = ()
+        self._work.keep_hashes(attempt)
         handoff, first.context_phase_params = first.context_phase_params, b""
         first.slot = attempt.slot
         if attempt.outbox is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -179,8 +180,9 @@ class Attempt:
     """True while the client's flow-control window is closed. Each decode replica of the attempt gets a row about it."""
     message: pb.Submit | None = None
     """The submit as received. None for a takeover, and once the attempt cannot return to the queue."""
-    hashes: tuple[int, ...] = ()
-    """Hashes of the prompt's full blocks. Empty once the prompt is computed."""
+    hashes: Sequence[int] = ()
+    """Hashes of the prompt's full blocks. Once the prompt is computed, they are kept only while an engine without KV events
+    generates: its end is a use of these blocks."""
     home: Home | None = None
     """Load of the caller's home region. None: the attempt is no load of a region, or the mesh has no regions."""
     charge: Charge | None = None

@@ -59,6 +59,7 @@ class AttemptTable:
         if attempt.stage is Stage.ENDED:
             return
         self._work.settle(attempt, now_s)
+        self._work.generated(attempt, now_s)
         if attempt.stage is Stage.QUEUED:
             self.queue.remove(attempt)
         elif attempt.outcome.was_taken:

@@ -69,7 +69,7 @@ class ForwardingCore(AttachedCore[Attempt]):
         self.replicas: dict[str, Replica[Attempt]] = {}
         self.sessions: list[CallerSession[Attempt]] = []
         self.queue: ReleaseQueue[Attempt] = ReleaseQueue(limits.queue_max_requests, limits.queue_max_tokens)
-        self.work = WorkReports(router, policy, self.queue, publish)
+        self.work = WorkReports(router, policy, self.queue, publish, block_tokens)
         self.attempts = AttemptTable(self.queue, self.work, record)
         self.eligible = EligibleReplicas(self.replicas)
         completion = Completion(self.attempts, limits.detached_s)

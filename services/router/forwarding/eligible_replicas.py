@@ -43,20 +43,21 @@ class EligibleReplicas:
         self.change_count += 1
 
     def trust_changed(self) -> None:
-        """Note that an ejection began or ended, or that a half-open probe did."""
+        """Note that an ejection or a half-open probe began or ended, or that a replica's handoffs did."""
         self._states = None
         self.change_count += 1
 
     def current(self, now_s: float) -> tuple[Sequence[ReplicaState], Sequence[ReplicaState]]:
         """Return the prefill and the decode replicas. Reports older than STALE_S are marked as stale.
 
-        At least half of a role is returned, ejected or not (see `trusted`).
+        At least half of a role is returned, ejected or not (see `trusted`). If no decode replica takes handoffs, no prefill
+        replica is returned: every prompt runs on decode alone.
         """
         self._know()
         if now_s - self._oldest_s > STALE_S:
             self._mark_stale(now_s)
         if self._states is None or now_s >= self._next_probe_s:
-            self._states = trusted(self._prefill, now_s), trusted(self._decode, now_s)
+            self._states = _pairs(trusted(self._prefill, now_s), trusted(self._decode, now_s))
             self._trusted_s = now_s
             ejections = (one.ejection.until_s for one in (*self._prefill, *self._decode))
             self._next_probe_s = min(
@@ -105,9 +106,16 @@ class EligibleReplicas:
         assert self._prefill == [one for one in placeable if one.role == "prefill"], "a change was missed"
         assert self._decode == [one for one in placeable if one.role == "decode"], "a change was missed"
         if self._states is not None:
-            for role, kept in zip((self._prefill, self._decode), self._states, strict=True):
-                found = trusted(role, self._trusted_s)
+            fresh = _pairs(*(trusted(role, self._trusted_s) for role in (self._prefill, self._decode)))
+            for found, kept in zip(fresh, self._states, strict=True):
                 assert [*map(id, kept)] == [*map(id, found)], "a change of an ejection was missed"
+
+
+def _pairs(
+    prefill: list[ReplicaState], decode: list[ReplicaState]
+) -> tuple[list[ReplicaState], list[ReplicaState]]:
+    """Return the replicas of both roles; no prefill replica if no decode replica takes handoffs."""
+    return ([] if decode and all(one.is_aggregated for one in decode) else prefill), decode
 
 
 def trusted(replicas: list[Replica[Attempt]], now_s: float) -> list[ReplicaState]:

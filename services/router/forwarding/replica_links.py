@@ -68,7 +68,7 @@ class ReplicaHost:
             member.process_id, role, address=member.address, kv_address=member.kv_address
         )
         replica.is_draining = self._is_out_of_use(member)
-        replica.features = frozenset(member.capabilities)
+        replica.take_capabilities(member.capabilities)
         replica.hold(member.is_out_of_service)
         link = AttachLink(
             name,
@@ -91,7 +91,7 @@ class ReplicaHost:
         peer.is_listed = member is not None
         if member is not None:
             peer.is_draining = self._is_out_of_use(member)
-            peer.features = frozenset(member.capabilities)
+            peer.take_capabilities(member.capabilities)
             peer.hold(member.is_out_of_service)
 
     def _is_out_of_use(self, member: Member) -> bool:

@@ -47,6 +47,7 @@ class ReplicaLoad:
         state.block_reserved = report.block_reserved_count + sum(self._unanswered.values())
         state.queued_requests = report.queued_request_count
         state.running_requests = report.running_request_count
+        state.is_aggregated = report.aggregated
         if state.is_full:
             state.running_max = max(state.running_max, state.running_requests)
             state.is_full = 4 * state.running_requests > 3 * state.running_max or not state.running_max

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from kvmesh.attach import frames
 from kvmesh.attach.outbox import DownwardOutbox, UpwardOutbox
@@ -17,6 +17,9 @@ from services.router.forwarding.replica_load import ReplicaLoad
 from services.router.placement.policy import LoadReported
 
 log = logging.getLogger(__name__)
+
+KV_EVENTS: Final = "kv_events"
+"""Capability of an engine that reports each change of its cache (kvmesh.triton.capabilities)."""
 
 
 class ReplicaLink(Protocol):
@@ -138,6 +141,8 @@ class Replica(Generic[SlotT]):
         self.is_ready = True
         self.features: frozenset[str] = frozenset()
         """Features of its engine, by its lease."""
+        self.has_kv_events = True
+        """False if the lease does not list them: the index then believes what was dispatched there."""
         self.down_since_s: float | None = None
         self.open_failures = 0
         """Consecutive failures to open its stream."""
@@ -161,6 +166,11 @@ class Replica(Generic[SlotT]):
         """The outbox of the present stream."""
         assert self._link is not None, f"{self.name} has no link"
         return self._link.outbox
+
+    def take_capabilities(self, capabilities: Iterable[str]) -> None:
+        """Take the capabilities of its lease."""
+        self.features = frozenset(capabilities)
+        self.has_kv_events = KV_EVENTS in self.features
 
     def hold(self, is_held: bool) -> None:
         """Note whether its lease says that it is held. A load report, which comes over its stream, is newer."""
@@ -329,10 +339,19 @@ class Replica(Generic[SlotT]):
         self.is_ready = report.engine_ready and not report.draining and not report.cordoned
         self.is_held = report.held
         is_fresh, self._was_held = self._was_held and not report.held, report.held
+        was_aggregated = self.load.state.is_aggregated
         if self.load.take(report, now_s):  # the restarted engine starts clean
             self.ejection = OutlierEjection(now_s)
+            self._trust_changed()
+        elif self.load.state.is_aggregated != was_aggregated:
             self._trust_changed()
         if not self.is_retired:
             queued, running = report.queued_request_count, report.running_request_count
             age_s = report.slow_start_age_ms / 1000
-            self._core.answers.on_load(LoadReported(self.name, queued, running, now_s, age_s, is_fresh))
+            believed_max = 0 if self.has_kv_events else report.block_total_count
+            self._core.answers.on_load(
+                LoadReported(
+                    *(self.name, queued, running, now_s, age_s, is_fresh),
+                    *(believed_max, report.engine_boot_id, report.engine_ready),
+                )
+            )

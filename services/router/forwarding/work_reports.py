@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from services.router.placement.policy import (
     Dispatched,
     DispatchEvent,
     Finished,
+    Generated,
     Hit,
     PlacementPolicy,
     Started,
@@ -32,6 +34,7 @@ class WorkReports:
         policy: PlacementPolicy,
         queue: ReleaseQueue[Attempt],
         publish: Callable[[DispatchEvent], None],
+        block_tokens: int,
     ) -> None:
         """`publish`: takes each event for the peer routers."""
         self.reservations = ReplicaReservation()
@@ -40,6 +43,7 @@ class WorkReports:
         self._policy = policy
         self._queue = queue
         self._publish_to_peers = publish
+        self._block_tokens = block_tokens
 
     def dispatched(self, attempt: Attempt, now_s: float) -> None:
         """Report that `attempt` was sent to the replica that runs its prompt. A call that no user waits for is left out."""
@@ -99,6 +103,29 @@ class WorkReports:
                 home.uncached_tokens += hit.computed_tokens - attempt.ticket.work
         self._publish(Finished(self._router, attempt.submitted.request_id, now_s, hit))
         return True
+
+    def keep_hashes(self, attempt: Attempt) -> None:
+        """Drop the hashes of a computed prompt, unless they are needed until its generation ends."""
+        decode = attempt.decode.replica
+        if decode is None or decode.has_kv_events or attempt.submitted.purpose:
+            attempt.hashes = ()
+        else:
+            attempt.hashes = array("Q", attempt.hashes)  # for minutes: 8 bytes for a block in place of 40
+
+    def generated(self, attempt: Attempt, now_s: float) -> None:
+        """Report the end of `attempt` to the policy, if an engine without KV events has its blocks in cache.
+
+        Peer routers are not told. They learn the prompt's blocks from its finish.
+        """
+        placement, submitted, hashes = attempt.routing.placement, attempt.submitted, attempt.hashes
+        attempt.hashes = ()
+        is_there = attempt.is_local or attempt.decode.is_transferred
+        if not (hashes and attempt.outcome.first_token_s and is_there) or placement is None:
+            return
+        # The last token is not in the cache: no step has computed its keys and values.
+        tokens = submitted.token_count + attempt.next_position - submitted.start_position - 1
+        output_blocks = max(0, tokens // self._block_tokens - len(hashes))
+        self._policy.observe(Generated(placement.decode, hashes, output_blocks, now_s))
 
     def _publish(self, event: DispatchEvent) -> None:
         self._policy.observe(event)

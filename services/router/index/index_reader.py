@@ -106,14 +106,21 @@ class IndexReader:
         await self._find_position()
         while True:
             now_s = self._clock.now_s()
-            due = sorted((at_s, name) for name, at_s in self._to_load.items() if at_s <= now_s)
+            due = sorted((at_s, name) for name, at_s in self._missing().items() if at_s <= now_s)
             if due:
                 await self._reload([name for _, name in due])
-            self.is_caught_up = all(at_s > now_s for at_s in self._to_load.values())
+            self.is_caught_up = all(at_s > now_s for at_s in self._missing().values())
             await self._read(may_wait=self.is_caught_up)
             await self._maintain(MAINTENANCE_S)
             if self._redis.break_total != self._breaks_seen:
                 await self._find_position()
+
+    def _missing(self) -> dict[str, float]:
+        """Return `_to_load` without the replicas that have no snapshot, because their engines have no KV events."""
+        if not self._to_load:
+            return self._to_load
+        is_believed = self._local_index.is_believed
+        return {name: at_s for name, at_s in self._to_load.items() if not is_believed(name)}
 
     async def _find_position(self) -> None:
         """Start at the end of the stream, unless it still contains the position. Snapshots supply earlier events."""
@@ -132,7 +139,7 @@ class IndexReader:
 
     async def _read(self, *, may_wait: bool = True) -> None:
         # Replicas may be set at any moment of the wait: a router that starts learns them just after it has begun.
-        timeout_ms = BLOCK_MS if self._wanted and not self._to_load else BLOCK_MS // 10
+        timeout_ms = BLOCK_MS if self._wanted and not self._missing() else BLOCK_MS // 10
         waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_maintenance else ()
         answer = await self._redis.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),

@@ -14,6 +14,7 @@ from typing import Final
 
 from kvmesh.prefix_index.events import Batch, Op, Snapshot, SnapshotHead
 from services.router.index import eviction_score, prefix_lookup
+from services.router.index.believed_blocks import BelievedBlocks
 from services.router.index.block_table import BlockTable
 from services.router.index.in_flight import InFlightBlocks
 from services.router.index.masks import ReplicaBits
@@ -50,6 +51,8 @@ class _Replica:
         self.epoch = ""
         self.seq = 0
         self.stream_id = (0, 0)
+        self.believed: BelievedBlocks | None = None
+        """The order of its blocks if its engine has no KV events; None: events and snapshots tell its blocks."""
 
     @property
     def bit(self) -> int:
@@ -75,9 +78,11 @@ _Answer = tuple[Sequence[int], tuple[int, int, int], list[Group]]
 class LocalPrefixIndex:
     """Answers how many leading blocks of a request each replica holds: the longest prefix match.
 
-    Index bits come from events, snapshots and the hits of real requests. In-flight bits come from dispatches. A replica is
-    *closed* while every block it has comes with all its ancestors (engines evict leaf first). The depths of closed replicas
-    are found by bisection. For the others the blocks are scanned one by one.
+    Index bits come from events, snapshots and the hits of real requests. In-flight bits come from dispatches. The blocks of
+    an engine without KV events are *believed*. They come from hits alone, and leave in the order of believed_blocks.py.
+
+    A replica is *closed* while every block it has comes with all its ancestors (engines evict leaf first). The depths of
+    closed replicas are found by bisection. For the others the blocks are scanned one by one.
 
     Above `blocks_max` the blocks with the lowest eviction score are evicted (`maintain`): loaded and never used ones,
     then the least recently used ones (LRU), descendants first. Lookups then find less than there is, never more.
@@ -95,6 +100,7 @@ class LocalPrefixIndex:
         self._dead = 0
         """Bits without a replica that are still set in some masks."""
         self._answer: _Answer | None = None
+        self._blocks_max = blocks_max
 
     # Replicas
 
@@ -185,7 +191,7 @@ class LocalPrefixIndex:
     def applying(self, batch: Batch, entry_id: tuple[int, int]) -> Generator[None, None, BatchOutcome]:
         """Apply a batch slice by slice. The next batch of the replica comes after the last slice."""
         replica = self._replicas.get(batch.replica)
-        if replica is None or entry_id <= replica.stream_id:
+        if replica is None or replica.believed is not None or entry_id <= replica.stream_id:
             return BatchOutcome.STALE
         if batch.epoch != replica.epoch or batch.after > replica.seq:
             self._unclosed |= replica.bit
@@ -226,7 +232,7 @@ class LocalPrefixIndex:
         replica must not be applied in between.
         """
         replica = self._replicas.get(head.replica)
-        if replica is None:
+        if replica is None or replica.believed is not None:
             return None
         self.announce([head])
         if replica.epoch != head.epoch:
@@ -235,7 +241,7 @@ class LocalPrefixIndex:
 
     def take(self, load: SnapshotLoad, hashes: Sequence[int]) -> bool:
         """Take the next blocks of a snapshot, at most SLICE_BLOCKS. Return False if its replica was dropped since."""
-        if self._replicas.get(load.replica.name) is not load.replica:
+        if not self._is_wanted(load):
             return False
         step = eviction_score.loaded_step(load.head.block_count)
         for at in range(0, len(hashes), step):
@@ -247,7 +253,7 @@ class LocalPrefixIndex:
     def end_load(self, load: SnapshotLoad) -> None:
         """Replace the content of the replica by the loaded blocks. A load of a dropped replica is cancelled."""
         replica, head = load.replica, load.head
-        if self._replicas.get(replica.name) is not replica:
+        if not self._is_wanted(load):
             self.cancel_load(load)
             return
         self._move(replica, load.number)
@@ -256,6 +262,9 @@ class LocalPrefixIndex:
     def cancel_load(self, load: SnapshotLoad) -> None:
         """Discard the loaded blocks. The known content of the replica stays."""
         self._retire(load.number)
+
+    def _is_wanted(self, load: SnapshotLoad) -> bool:
+        return self._replicas.get(load.replica.name) is load.replica and load.replica.believed is None
 
     def load(self, snapshot: Snapshot) -> Iterator[None]:
         """Take a whole snapshot, slice by slice: `begin_load` to `end_load`."""
@@ -303,23 +312,99 @@ class LocalPrefixIndex:
 
     # Repair by the hits of real requests
 
-    def repair(self, name: str, hashes: Sequence[int], cached: int, held: int | None = None) -> int:
+    def repair(
+        self,
+        name: str,
+        hashes: Sequence[int],
+        cached: int,
+        held: int | None = None,
+        *,
+        at_s: float = 0.0,
+        dispatched_s: float = 0.0,
+    ) -> int:
         """Correct the index by the actual hit of a request: blocks [:cached] were in cache. Return the number of
         corrections.
 
         `held`: blocks [:held] are in cache now, because the request computed them; default `cached`. [held:] are not.
+        `at_s`, `dispatched_s`: time of the hit, and of the request's dispatch. Believed blocks need them.
         """
         replica = self._replicas.get(name)
         if replica is None:
             return 0
         held = cached if held is None else max(held, cached)
+        if replica.believed is not None:
+            replica.believed.judge(hashes, cached, dispatched_s)
+            replica.believed.discard(hashes[held:][::-1])
         corrections = self.store(name, hashes[:cached])
         self.store(name, hashes[cached:held])
         cleared = self.remove(name, hashes[held:][::-1])
         if cleared:
             self._unclosed |= replica.bit  # other chains may descend from a cleared block
         self.repaired_block_total += corrections + cleared
+        if replica.believed is not None:
+            self._use(replica, replica.believed, hashes[:held], 0, at_s)
         return corrections + cleared
+
+    # Engines without KV events
+
+    def believe(self, name: str, blocks: int, boot_id: str) -> None:
+        """Believe the blocks of `name`, at most `blocks`: its engine has no KV events. Idempotent.
+
+        Everything known of `name` is forgotten at the first call, and when `blocks` or the `boot_id` of the engine change.
+        `boot_id`: empty for an engine that has none. `blocks`: at least 1.
+        """
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        limit = min(blocks, self._blocks_max)
+        if replica.believed is not None and replica.believed.limit == limit:
+            if replica.epoch == boot_id or not boot_id:
+                return
+            if not replica.epoch:  # the first report of an engine that has a boot id after all
+                replica.epoch = boot_id
+                return
+        self._start_over(replica, BelievedBlocks(limit), boot_id)
+
+    def trust_events(self, name: str) -> None:
+        """Take the blocks of `name` from its events and snapshots again, and forget believed ones. Idempotent."""
+        replica = self._replicas.get(name)
+        if replica is not None and replica.believed is not None:
+            self._start_over(replica, None, "")
+
+    def is_believed(self, name: str) -> bool:
+        """Return True if the engine of `name` has no KV events."""
+        replica = self._replicas.get(name)
+        return replica is not None and replica.believed is not None
+
+    def doubt(self, name: str) -> None:
+        """Forget the believed blocks of `name` if its engine has no boot id: it may have restarted."""
+        replica = self._replicas.get(name)
+        if replica is not None and replica.believed is not None and not replica.epoch:
+            self._start_over(replica, BelievedBlocks(replica.believed.limit), "")
+
+    def use(self, name: str, hashes: Sequence[int], unnamed: int, at_s: float) -> None:
+        """Note that a request of `name` has ended: its blocks are the last ones that its engine will evict.
+
+        `unnamed`: full blocks of its output, with unknown hashes. Without effect if the engine has KV events.
+        """
+        replica = self._replicas.get(name)
+        if replica is not None and replica.believed is not None:
+            self._table.store(hashes, replica.number)
+            self._use(replica, replica.believed, hashes, unnamed, at_s)
+
+    def _use(
+        self, replica: _Replica, believed: BelievedBlocks, hashes: Sequence[int], unnamed: int, at_s: float
+    ) -> None:
+        believed.use(hashes, at_s, unnamed)
+        evicted = believed.evict()
+        if evicted:
+            self._table.remove(evicted, replica.number)
+
+    def _start_over(self, replica: _Replica, believed: BelievedBlocks | None, epoch: str) -> None:
+        self._move(replica, self._new_bit(replica.name))
+        replica.believed, replica.epoch, replica.seq, replica.stream_id = believed, epoch, 0, (0, 0)
+
+    # In-flight blocks
 
     def add_in_flight(self, name: str, hashes: Sequence[int]) -> None:
         """Add the blocks that a dispatched request will leave at `name`; undone by `remove_in_flight` with equal hashes."""
@@ -372,9 +457,20 @@ class LocalPrefixIndex:
             assert names[replica.number] == replica.name
             assert self._live & replica.bit, f"{replica.name} has no live bit"
             assert not self._dead & replica.bit, f"{replica.name} has a retired bit"
+            if replica.believed is not None:
+                self._check_belief(replica, replica.believed)
         held = 0
         for mask in set(chain.from_iterable(shard.values() for shard in filter(None, self._table.shards))):
             held |= mask
         nobodys = {number for number, name in enumerate(names) if not name}
         assert not any(held >> number & 1 for number in nobodys), "a block has no replica"
         self._in_flight.assert_consistent({one.name: one.bit for one in self._replicas.values()})
+
+    def _check_belief(self, replica: _Replica, believed: BelievedBlocks) -> None:
+        believed.assert_consistent()
+        assert len(believed) <= believed.limit, f"{replica.name} has more believed blocks than KV blocks"
+        held = self._table.counts[replica.number]
+        # The bound of the index evicts blocks of any replica, and does not change their order here.
+        is_whole = not self._table.partial & replica.bit
+        count = sum(1 for _ in believed.oldest_first())
+        assert held == count if is_whole else held <= count, f"{replica.name} has blocks without an order"

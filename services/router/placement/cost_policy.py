@@ -27,6 +27,7 @@ from services.router.placement.policy import (
     Dispatched,
     Event,
     Finished,
+    Generated,
     Hit,
     LoadReported,
     Measured,
@@ -120,6 +121,9 @@ class CostPolicy:
         fitting = decodes.fitting(request, view, match)
         if not fitting:
             return Wait(NO_DECODE_ROOM, now_s + RECHECK_S)
+        has_aggregated = any(one[0].is_aggregated for one in fitting)
+        if has_aggregated and all(one[0].is_aggregated for one in fitting):
+            view = PoolView((), view.decode, view.waiting_requests)  # no pair: as without any prefill replica
 
         tokens, block_tokens = request.token_count, self._block_tokens
         estimate_s = self.costs.estimate_s
@@ -134,7 +138,10 @@ class CostPolicy:
             multipliers = self.slow_starts.multipliers(now_s)
             scored, fitting = slowed_prefills(scored, multipliers), slowed_decodes(fitting, multipliers)
         best = prefills.lowest(scored) if scored else None
-        decode, handoff_s = decodes.for_handoff(fitting)
+        paired = fitting
+        if has_aggregated and view.prefill:
+            paired = [one for one in fitting if not one[0].is_aggregated]
+        decode, handoff_s = decodes.for_handoff(paired)
         paired_s = best[SCORE] + handoff_s if best is not None else math.inf
         local: LocalPrefill | None = None
         is_short = tokens - match.deepest * block_tokens <= self._local_tokens_max
@@ -174,6 +181,7 @@ class CostPolicy:
             case Measured():
                 self._measured(event.replica, event.hit, event.at_s)
             case LoadReported():
+                self._follow_cache(event)
                 self.reconciliation.on_load(event)
                 self.slow_starts.take(event)
                 if event.is_fresh:
@@ -184,7 +192,10 @@ class CostPolicy:
                 self.local_index.store(event.replica, event.hashes)
             case Removed():
                 self.local_index.remove(event.replica, event.hashes)
+            case Generated():
+                self.local_index.use(event.replica, event.hashes, event.output_blocks, event.at_s)
             case ReplicaLost():
+                self.local_index.doubt(event.replica)
                 self._forget(self.backlog.of(event.replica))
                 for each in (
                     self.backlog,
@@ -271,6 +282,15 @@ class CostPolicy:
 
     # Learning
 
+    def _follow_cache(self, seen: LoadReported) -> None:
+        """Note by which means the index learns of the cache of a replica, and whether the cache may be empty."""
+        if not seen.believed_blocks_max:
+            self.local_index.trust_events(seen.replica)
+            return
+        self.local_index.believe(seen.replica, seen.believed_blocks_max, seen.engine_boot_id)
+        if not seen.is_engine_ready:
+            self.local_index.doubt(seen.replica)
+
     def _dispatched(self, event: Dispatched) -> None:
         work = Work(
             (event.router, event.request_id),
@@ -297,7 +317,12 @@ class CostPolicy:
         if hit is None:
             return
         self.local_index.repair(
-            work.replica, work.hashes, min(hit.cached_blocks, len(work.hashes)), len(work.hashes)
+            work.replica,
+            work.hashes,
+            min(hit.cached_blocks, len(work.hashes)),
+            len(work.hashes),
+            at_s=event.at_s,
+            dispatched_s=work.at_s,
         )
         if hit.prefill_s > 0:
             if work.is_own:

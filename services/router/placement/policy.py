@@ -70,6 +70,8 @@ class ReplicaState:
     """True from a refusal for lack of slots until a report has a quarter less running requests than the most since."""
     running_max: int = 0
     """Most running requests in a report while `is_full`. 0: no report since."""
+    is_aggregated: bool = False
+    """True if its engine takes no handoffs. A decode replica then runs the prompt itself."""
 
     def has_ample_room(self) -> bool:
         """Return True if a quarter of the blocks is free by the report and later attempts, so that a reservation is
@@ -233,6 +235,18 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Generated:
+    """A request ended at an engine without KV events. Its prompt and its output stay in the cache."""
+
+    replica: str
+    hashes: Sequence[int]
+    """Full blocks of its prompt."""
+    output_blocks: int
+    """Full blocks of its output, with unknown hashes."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReported:
     """A replica reported its load."""
 
@@ -244,6 +258,11 @@ class LoadReported:
     """Seconds since its slow start began. 0: no slow start."""
     is_fresh: bool = False
     """True if it was held up to this report: what was learned of its speed does not hold any more."""
+    believed_blocks_max: int = 0
+    """KV blocks of an engine without KV events: the bound of what is believed of its cache. 0: it has KV events."""
+    engine_boot_id: str = ""
+    """Empty: the engine has none."""
+    is_engine_ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +283,16 @@ DispatchEvent = Dispatched | Started | Finished
 """Events of own dispatches that a router publishes to its peer routers."""
 
 Event = (
-    Dispatched | Started | Finished | Measured | Stored | Removed | LoadReported | ReplicaLost | RouterLost
+    Dispatched
+    | Started
+    | Finished
+    | Measured
+    | Stored
+    | Removed
+    | Generated
+    | LoadReported
+    | ReplicaLost
+    | RouterLost
 )
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Server:
     log: Path
     started_s: float
     command: list[str]
+    metrics: str
     process: subprocess.Popen[bytes] = field(init=False, repr=False)
     starts: int = 0
 
@@ -69,17 +70,23 @@ class Server:
         self.process.wait()
 
 
-def launch(directory: Path, *options: str) -> Server:
-    """Start a hashed engine on free ports."""
+REFERENCE = ("engines.reference.serve", "--arithmetic=hashed")
+
+
+def launch(
+    directory: Path, *options: str, module: Sequence[str] = REFERENCE, metrics_port: int = 0
+) -> Server:
+    """Start a hashed engine on free ports. `module`: launcher and its first options. `metrics_port`: 0 takes a free one."""
     directory.mkdir(parents=True, exist_ok=True)
     host = own_loopback()
     grpc, http, metrics, kv = free_ports(host, 4)
+    metrics = metrics_port or metrics
     log, prefix = directory / "log", f"kvmesh_test_{host}_{grpc}_"
-    command = [sys.executable, "-m", "engines.reference.serve", "--arithmetic=hashed", f"--host={host}"]
+    command = [sys.executable, "-m", *module, f"--host={host}"]
     command += [f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}", f"--kv-port={kv}"]
     command += [f"--shm-prefix={prefix}", f"--work-dir={directory}", "--die-with-parent", *options]
     addresses = (f"{host}:{grpc}", f"{host}:{http}", f"{host}:{kv}")
-    server = Server(*addresses, prefix, log, time.monotonic(), command)
+    server = Server(*addresses, prefix, log, time.monotonic(), command, f"{host}:{metrics}")
     server.start()
     return server
 
@@ -97,7 +104,7 @@ class Answer:
 
 
 def request(prompt: list[int], output: int = 8, kind: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return a request for `stream_infer`. Options: handoff, kv_peer, request_id, and any scalar tensor by name."""
+    """Return a request for `stream_infer`. Options: handoff, kv_peer, request_id, and any tensor of _TYPES by name."""
     handoff, kv_peer = options.pop("handoff", None), options.pop("kv_peer", None)
     request_id = options.pop("request_id", "r")
     tensors = {"streaming": True, "return_perf_metrics": True, **options}
@@ -108,7 +115,8 @@ def request(prompt: list[int], output: int = 8, kind: str | None = None, **optio
     ]
     for name, value in tensors.items():
         data_type, dtype = _TYPES[name]
-        inputs.append(_input(name, np.array([[value]], dtype=dtype), data_type))
+        values = [value] if isinstance(value, list) else [[value]]
+        inputs.append(_input(name, np.array(values, dtype=dtype), data_type))
     if handoff is not None:
         inputs.append(
             _input("context_phase_params", np.frombuffer(handoff, np.uint8).reshape(1, -1), "UINT8")
@@ -132,6 +140,15 @@ _TYPES = {
     "runtime_top_k": ("INT32", np.int32),
     "end_id": ("INT32", np.int32),
     "seed": ("UINT64", np.uint64),
+    "exclude_input_in_output": ("BOOL", np.bool_),
+    "stop_words_list": ("INT32", np.int32),
+    "return_top_log_probs": ("INT32", np.int32),
+    "lora_task_id": ("UINT64", np.uint64),
+    "retention_token_range_starts": ("INT32", np.int32),
+    "retention_token_range_ends": ("INT32", np.int32),
+    "retention_token_range_priorities": ("INT32", np.int32),
+    "retention_token_range_durations_ms": ("INT32", np.int32),
+    "retention_decode_priority": ("INT32", np.int32),
 }
 
 

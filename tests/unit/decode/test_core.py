@@ -219,7 +219,8 @@ def test_phases_of_other_roles_are_refused() -> None:
     assert view.refusal is not None and view.refusal.field == "phase"
     aggregated = facts(capabilities=Capabilities())
     view = Replica(model=aggregated).submit(1, GENERATION)
-    assert view.refusal is not None and view.refusal.field == "phase"
+    assert view.refusal is not None and view.refusal.reason == pb.Refusal.REASON_DRAINING
+    assert "takes no handoffs" in view.refusal.message
 
 
 def test_a_phase_of_a_newer_router_is_refused() -> None:

@@ -43,7 +43,14 @@ def test_addresses_of_other_versions_and_of_decode_replicas_are_refused() -> Non
     """A prefill of the own pool may register with another version until routers have refused it. Decode has no handoffs."""
     stale = msgspec.structs.replace(member("a"), role="prefill", kv_address="kv:a", model_version="older")
     decode = msgspec.structs.replace(member("b"), role="decode", kv_address="kv:b")
-    bare = msgspec.structs.replace(member("c"), role="prefill")
     sources = KvSources("default", "m")
-    sources.take([stale, decode, bare], 1.0)
+    sources.take([stale, decode], 1.0)
     assert not any(sources.allows(address, 1.0) for address in ("kv:a", "kv:b", ""))
+
+
+def test_an_engine_without_an_address_allows_handoffs_without_one() -> None:
+    """The boots of all sources are known, so that a new one is tried."""
+    bare = msgspec.structs.replace(member("c"), role="prefill", boot_id="1", engine_boot_id="e")
+    sources = KvSources("default", "m")
+    sources.take([bare, member("d")], 1.0)
+    assert sources.allows("", 1.0) and sources.boots == {("c", "1", "e")}

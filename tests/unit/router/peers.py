@@ -118,7 +118,7 @@ class Peer(ABC):
         link.down_outbox.load(
             pb.LoadReport(
                 block_total_count=self.world.decode_blocks,
-                block_free_count=self.world.decode_blocks - reserved,
+                block_free_count=max(0, self.world.decode_blocks - reserved),
                 block_reserved_count=reserved,
                 engine_ready=True,
             )

@@ -67,6 +67,18 @@ def test_hits_and_times_are_counted_as_expected_and_as_they_were() -> None:
     assert (seen["first_token_late_seconds_count"], seen["first_token_early_seconds_count"]) == (1, 1)
     assert seen['placed_seconds_total{replica="prefill-0"}'] == 0.5
     assert seen['placed_seconds_total{replica="prefill-1"}'] == 0.5
+    assert seen['wrong_hit_tokens_total{replica="prefill-0"}'] == 4
+    assert seen['wrong_hit_tokens_total{replica="prefill-1"}'] == 99
+
+
+def test_an_unexpected_hit_is_no_negative_wrong_hit() -> None:
+    """A prompt with more of it in cache than expected counts no wrong hits."""
+    metrics = Metrics("router")
+    tracing: Any = None
+    record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
+    record.set_replicas(["prefill-0"])
+    record(ended(1, 36, 0.5, 0.7), "REASON_LENGTH", 20.0)
+    assert values(metrics)['wrong_hit_tokens_total{replica="prefill-0"}'] == 0
 
 
 def test_replicas_that_left_are_not_named_any_more() -> None:
@@ -79,7 +91,11 @@ def test_replicas_that_left_are_not_named_any_more() -> None:
     record = telemetry.ForwardingTelemetry(metrics, tracing, BLOCK)
 
     def named() -> dict[str, float]:
-        return {name: value for name, value in values(metrics).items() if name.startswith("placed_seconds")}
+        found = values(metrics)
+        wrong = {name for name in found if name.startswith("wrong_hit_tokens")}
+        work = {name: value for name, value in found.items() if name.startswith("placed_seconds")}
+        assert {name.replace("placed_seconds", "wrong_hit_tokens") for name in work} == wrong
+        return work
 
     for number in range(100):
         record.set_replicas([f"prefill-{number}", f"prefill-{number + 1}", "decode-0"])

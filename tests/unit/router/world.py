@@ -34,7 +34,9 @@ class World:
         local_tokens: int = 8,
         decode_blocks: int = 400,
         callers: Callers | None = None,
+        has_kv_events: bool = True,
     ) -> None:
+        self.has_kv_events = has_kv_events
         self.rng = random.Random(seed)
         self.seed = seed
         self.faults = faults
@@ -73,6 +75,7 @@ class World:
         self.peers[peer.name] = peer
         self.local_index.add(peer.name)
         replica = self.core.add_replica(peer.name, peer.role, kv_address=f"{peer.name}:1")
+        replica.has_kv_events = self.has_kv_events
         link = Link(self, replica, peer)
         self.links.append(link)
         link.attach()

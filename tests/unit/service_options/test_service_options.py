@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh import service_options
+from kvmesh.config import ConfigError
 from kvmesh.replica import options as replica_options
 from services.decode import main as decode
 from services.frontend import main as frontend
@@ -113,3 +114,18 @@ def test_the_pool_decides_version_and_lease(tmp_path: Path) -> None:
     assert service_options.parse("router", REDIS, {}).pool_settings.version.name == "kvmesh-1"
     with pytest.raises(SystemExit):
         service_options.parse("frontend", (*given, "--pool", "b"), {})
+
+
+def test_the_metrics_of_an_engine_have_an_address(tmp_path: Path) -> None:
+    """The option, else the configured port on the engine's host, else none."""
+    config = tmp_path / "kvmesh.toml"
+    config.write_text("[engine]\nmetrics_port = 8002\n")
+    engine = ("--engine", "[fd00::1]:8001")
+    given = (*REDIS, "--id", "decode-0", *engine)
+    assert replica_options.parse("decode", given).engine_metrics == ""
+    configured = (*given, "--config", str(config))
+    assert replica_options.parse("decode", configured).engine_metrics == "[fd00::1]:8002"
+    told = (*configured, "--engine-metrics", "gpu-0:9002")
+    assert replica_options.parse("decode", told).engine_metrics == "gpu-0:9002"
+    with pytest.raises(ConfigError, match="--engine-metrics"):
+        replica_options.parse("decode", (*given, "--engine-metrics", "gpu-0"))

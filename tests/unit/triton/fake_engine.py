@@ -39,7 +39,7 @@ def expected(prompt: Sequence[int], output: int, end_token_id: int) -> list[int]
 def facts(**changes: object) -> ModelFacts:
     """Return a model with all capabilities: 64 blocks of 4 tokens, 128 tokens in a sequence."""
     settings: dict[str, object] = {
-        "capabilities": Capabilities(True, True, True, True, True),
+        "capabilities": Capabilities(True, True, True, True, True, end_token=True),
         "tokens_per_block": 4,
         "kv_blocks": 64,
         "max_sequence_tokens": 128,

@@ -144,6 +144,8 @@ def submit(
     estimate_s: float = 0.0,
     vocabulary_size: int = 0,
     purpose: budget_pb2.Purpose.ValueType = budget_pb2.PURPOSE_UNSPECIFIED,
+    further_end_token_ids: Sequence[int] = (),
+    guide: pb.Guide | None = None,
 ) -> pb.Submit:
     """Return a submit that is right in every field."""
     token_ids = frames.pack_ids(prompt)
@@ -170,12 +172,13 @@ def submit(
         token_ids=token_ids,
         block_hashes=blocks.pack(blocks.chain(token_ids, block_tokens, "v1")),
         block_tokens=block_tokens,
-        sampling=pb.Sampling(temperature=0.0, top_p=1.0, seed=1),
+        sampling=pb.Sampling(temperature=0.0, top_p=1.0, seed=1, guide=guide),
         budget=budget,
         phase=phase,
         credit_position=credit,
         model_version=model_version,
         end_token_id=end_token_id,
+        further_end_token_ids=further_end_token_ids,
         resumed=resumed,
         logprobs=logprobs,
         prefill_estimate_us=round(estimate_s * 1e6),

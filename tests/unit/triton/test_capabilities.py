@@ -80,9 +80,10 @@ def test_the_number_of_concurrent_sequences_is_optional(told: str | None) -> Non
 def test_a_complete_model_has_every_capability() -> None:
     """Every capability and every number of the reference engine is found."""
     facts = derive(*model(), role="prefill", model_version="v1", block_tokens=32)
-    assert facts.capabilities == Capabilities(True, True, True, True, True)
+    assert facts.capabilities == Capabilities(True, True, True, True, True, end_token=True)
     assert facts.capabilities.names() == [
         "disaggregated",
+        "end_token",
         "kv_events",
         "logprobs",
         "release_handoff",

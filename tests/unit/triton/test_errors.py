@@ -15,7 +15,9 @@ from kvmesh.triton.errors import (
     EngineStalled,
     HandoffLost,
     InvalidRequest,
+    NoHandoff,
 )
+from tests.fakes.stock_backend import texts as stock
 
 
 def failed(reason: str) -> str:
@@ -39,8 +41,22 @@ TEXTS: list[tuple[str, type[CallError]]] = [
     (failed(engine_texts.TRANSFER_FAILED.format(reason="connection refused")), HandoffLost),
     (
         "Error encountered while populating response: contextParams must be present in the response",
-        HandoffLost,
+        NoHandoff,
     ),
+    (stock.no_handoff(), NoHandoff),
+    (stock.no_input_ids(), InvalidRequest),
+    (stock.NO_OUTPUT_LENGTH, InvalidRequest),
+    (stock.failed(7, stock.too_long(600, 511)), InvalidRequest),
+    (stock.queue_full(3), EngineBusy),
+    (
+        stock.failed(7, stock.in_forward("[TensorRT-LLM][ERROR] CUDA runtime error in cudaMemcpyAsync")),
+        EngineError,
+    ),
+    (stock.failed(7, "LoRA task 3 not found in cache. Please send LoRA weights with request"), EngineError),
+    (stock.failed(7, stock.not_in_world()), EngineError),
+    (stock.failed_check("topP.value() <= 1.f", "executor/samplingConfig.cpp:316"), EngineError),
+    (stock.STOP_WITHOUT_ID, EngineError),
+    (stock.failed(7, engine_texts.SHUTTING_DOWN), EngineLost),
     (engine_texts.SHUTTING_DOWN, EngineLost),
     ("Request for unknown model: 'tensorrt_llm' has no available versions", EngineLost),
     (

@@ -73,6 +73,31 @@ def test_no_repeat_no_gap_no_leak(seed: int) -> None:
     assert_nothing_left(world)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_beliefs_stay_within_the_blocks_of_the_engines(seed: int) -> None:
+    """Under any faults the index believes at most the KV blocks of engines without events, and forgets them with them."""
+    world = World(
+        seed, local_tokens=(0, 100)[seed % 2], decode_blocks=(40, 60)[seed // 2 % 2], has_kv_events=False
+    )
+    most = 0
+    for round_ in range(600):
+        if round_ < 500 and world.rng.random() < 0.1:
+            world.submit(world.new_request())
+        world.step()
+        world.check()
+        most = max(most, *map(world.local_index.blocks_of, world.peers))
+        assert most <= world.decode_blocks
+    assert most
+    finish_all(world)
+    assert_nothing_left(world)
+    assert not any(attempt.hashes for attempt in world.core.attempts.open)
+    for name in world.peers:
+        world.local_index.drop(name)
+    list(world.local_index.maintain())
+    world.local_index.assert_consistent()
+    assert world.local_index.block_count == 0
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_without_faults_every_request_finishes_in_its_first_attempt(seed: int) -> None:
     """Delays alone lose nothing and repeat nothing."""

@@ -351,3 +351,26 @@ async def test_a_useless_snapshot_does_not_delay_the_loads_of_others(
             await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_no_snapshot_is_sought_of_an_engine_without_events() -> None:
+    """A replica with believed blocks has no snapshot: none is read, and the reader has caught up without it."""
+    local_index, redis = LocalPrefixIndex(), StoredRedis()
+    local_index.add("p")
+    local_index.believe("p", 100, "boot")
+    reads: list[Any] = []
+    execute = redis.execute
+
+    async def counted(*command: Any) -> Any:
+        reads.append(command[0])
+        return await execute(*command)
+
+    redis.execute = counted  # type: ignore[method-assign]
+    reader, task = await follow(redis, local_index)
+    await caught_up(reader)
+    async with patience(5):
+        while reads.count("XREAD") < 3:
+            await asyncio.sleep(0)
+    assert "GETRANGE" not in reads and reader.reload_total == 0
+    assert local_index.block_count == 0 and local_index.is_believed("p")
+    task.cancel()

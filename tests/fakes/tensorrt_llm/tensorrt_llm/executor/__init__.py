@@ -1,0 +1,1 @@
+"""tensorrt_llm.executor: what the engine imports of it."""

@@ -1,0 +1,5 @@
+"""`python -m tests.mixed`."""
+
+from tests.mixed.main import main
+
+main()

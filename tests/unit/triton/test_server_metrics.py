@@ -1,0 +1,132 @@
+"""Triton's /metrics: what they tell, hostile pages, and the load of an engine that does not report it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvmesh.triton.metrics_page import NoMetrics, read_page
+from kvmesh.triton.port import EngineLoad
+from kvmesh.triton.server_metrics import PAGE_BYTES_MAX, ServerMetrics, measured_load, read_metrics
+
+PAGE = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
+# TYPE nv_trt_llm_request_metrics gauge
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 5
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 64
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 8
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="free",model="tensorrt_llm",version="1"} 96
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 1.28e2
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="2"} 999
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="other",version="1"} 777
+nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"} 93
+nv_inference_pending_request_count{model="tensorrt_llm",version="1"} 2
+nv_cpu_utilization 0.5
+"""
+TOLD = ServerMetrics(128, 64, blocks_free=96, running=5, waiting=3, pending=2, iterations=93)
+
+
+def test_a_page_tells_cache_and_load_of_one_model() -> None:
+    """Other models, other versions and other families are skipped."""
+    assert read_metrics(PAGE, "tensorrt_llm") == TOLD
+    assert read_metrics(PAGE, "other") == ServerMetrics(blocks_total=777)
+    assert read_metrics(b"", "tensorrt_llm") == ServerMetrics()
+    without = PAGE.replace(b'request_type="scheduled"', b'request_type="unknown"')
+    assert read_metrics(without, "tensorrt_llm").running == 5  # active less waiting
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-1", b"1e300", b"x", b"", b"9" * 100])
+def test_bad_numbers_are_skipped(value: bytes) -> None:
+    """As if the line were missing."""
+    page = PAGE.replace(b" 96\n", b" " + value + b"\n")
+    assert read_metrics(page, "tensorrt_llm").blocks_free is None
+
+
+def test_any_bytes_are_a_page() -> None:
+    """Cut, repeated and changed pages raise nothing."""
+    rng = random.Random(4)
+    for _ in range(300):
+        page = bytearray(PAGE * rng.randint(1, 3))
+        for _ in range(rng.randint(0, 60)):
+            page[rng.randrange(len(page))] = rng.randrange(256)
+        found = read_metrics(bytes(page[: rng.randrange(len(page))]), "tensorrt_llm")
+        load = measured_load(found, None, 0)
+        assert load is None or 0 <= load.blocks_free <= load.blocks_total
+
+
+def test_the_load_of_an_idle_engine_is_not_its_last_iteration() -> None:
+    """TensorRT-LLM keeps its last values. Without a call and without a new iteration nothing runs."""
+    busy = EngineLoad("", 128, 96, sequences_running=5, sequences_waiting=5)
+    assert measured_load(TOLD, None, 0) == busy
+    assert measured_load(TOLD, TOLD, 1) == busy
+    later = ServerMetrics(128, 64, blocks_free=96, running=5, waiting=3, pending=2, iterations=94)
+    assert measured_load(later, TOLD, 0) == busy
+    assert measured_load(TOLD, TOLD, 0) == EngineLoad("", 128, 128, sequences_waiting=2)
+    assert measured_load(ServerMetrics(pending=4), None, 0) is None
+
+
+Answer = Callable[[asyncio.StreamWriter], None]
+
+
+@asynccontextmanager
+async def served(answer: Answer) -> AsyncIterator[str]:
+    """Serve one answer to each request at an address."""
+
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        answer(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_page_is_read_with_its_length_or_to_its_end() -> None:
+    """Triton keeps the connection open behind the page."""
+    for length, closes in ((f"Content-Length: {len(PAGE)}\r\n", False), ("", True)):
+
+        def answer(writer: asyncio.StreamWriter, length: str = length, closes: bool = closes) -> None:
+            writer.write(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode() + PAGE)
+            if closes:
+                writer.close()
+
+        async with served(answer) as address:
+            assert await read_page(address) == PAGE
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda writer: writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), "404"),
+        (lambda writer: writer.close(), "the answer is ''"),
+        (lambda _: None, "no answer within 0.05 s"),
+        (lambda writer: writer.write(b"x" * (PAGE_BYTES_MAX + (20 << 10))), "longer than"),
+    ],
+)
+async def test_a_page_that_cannot_be_read_has_a_reason(answer: Answer, reason: str) -> None:
+    """A server without metrics, one that hangs, and one that never ends."""
+    async with served(answer) as address:
+        with pytest.raises(NoMetrics, match=reason):
+            await read_page(address, 0.05 if "within" in reason else 5.0)
+
+
+async def test_no_server_is_a_reason() -> None:
+    """The page of a closed port."""
+    async with served(lambda _: None) as address:
+        pass
+    with pytest.raises(NoMetrics, match="Connect call failed"):
+        await read_page(address)
