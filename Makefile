@@ -29,7 +29,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control abuse proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-peers: setup  ## Run the same fault and conversations under routers from P
 bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 chosen rows, those of the tail and DRAW random ones (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md
 
+bench-eventless: setup  ## Compare engines with and without KV events on replayed traces; writes docs/measurements (minutes)
+	$(BIN)/python -m bench.routing.eventless --write docs/measurements/eventless.md
+
 bench-routing-full: setup  ## The same with all rows; continues where it was stopped (hours)
 	$(BIN)/python -m bench.routing --full --write docs/measurements/routing.md
 
@@ -134,6 +137,9 @@ soak: setup  ## Run 70 % load and a fault every 20 s for MINUTES (20; from 60 mi
 without-control: setup  ## Kill every control process for DEAD_MINUTES (10) and the canary's pool, and drain DRAINS (100) processes in turn, under load; writes docs/measurements (25 minutes)
 	$(BIN)/python -m tests.chaos without-control --dead-minutes "$(DEAD_MINUTES)" --drains "$(DRAINS)" --write docs/measurements/faults.md
 
+mixed: setup  ## Engines with and without KV events in one mesh, 10,000 answers compared; writes docs/measurements (5 minutes)
+	$(BIN)/python -m tests.mixed --write docs/measurements/mixed-engines.md
+
 abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
@@ -154,6 +160,12 @@ goldens: | python  ## Write tests/unit/models/folders again with transformers, i
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py
+
+gpu-pack: setup  ## Pack Triton, the mesh and its packages for a GPU host without a network: kvmesh-gpu.tar.xz, 60 MB (two minutes)
+	$(BIN)/python -m tools.gpu pack --to kvmesh-gpu.tar.xz
+
+gpu-rehearsal: setup  ## Pack, unpack and run the proof of a GPU host on this CPU, with PyTorch if the environment has it (a minute)
+	tools/gpu/rehearse.sh $(BIN)/python .kvmesh/gpu-rehearsal
 
 images: setup  ## Build the container images, tagged TAG (dev); BASE names their base, empty makes one
 	@TAG="$(TAG)" BASE="$(BASE)" deploy/images/build.sh

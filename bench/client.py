@@ -27,7 +27,9 @@ class GenerateClient:
 
     def begin(self, prompt_tokens: int, output_tokens: int) -> None:
         """See Load."""
-        request = generation.request(generation.random_ids(prompt_tokens, self._draw), output_tokens)
+        # An engine with drawn weights emits every id now and then, an end token too.
+        ids = generation.random_ids(prompt_tokens, self._draw)
+        request = generation.request(ids, output_tokens, ignore_eos=True)
         self.counters.started += 1
         task = asyncio.create_task(self._read(request, output_tokens), name="generate")
         self._calls.add(task)

@@ -51,11 +51,13 @@ def bearer(key: str) -> Metadata:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
-def request(ids: Sequence[int], output_tokens: int, *, explain: bool = False) -> pb.GenerateRequest:
-    """Return a greedy request."""
+def request(
+    ids: Sequence[int], output_tokens: int, *, explain: bool = False, ignore_eos: bool = False
+) -> pb.GenerateRequest:
+    """Return a greedy request. `ignore_eos`: no end token ends the output."""
     return pb.GenerateRequest(
         tokens=pb.TokenPrompt(ids=ids),
-        sampling=pb.Sampling(temperature=0.0),
+        sampling=pb.Sampling(temperature=0.0, ignore_eos=ignore_eos),
         limits=pb.Limits(max_output_tokens=output_tokens),
         options=pb.GenerateOptions(explain=True) if explain else None,
     )

@@ -103,8 +103,8 @@ class Engine(Section, frozen=True, kw_only=True):
     arithmetic: Annotated[
         str,
         Allowed(
-            "Source of the logits: the trained model, or a hash of the history.",
-            choices=("transformer", "hashed"),
+            "Source of the logits: the trained model, a hash of the history, or a Llama or Qwen2 folder in PyTorch.",
+            choices=("transformer", "hashed", "torch"),
         ),
     ] = "transformer"
     block_tokens: Annotated[

@@ -11,7 +11,8 @@ One strict file, `kvmesh.toml`. A missing key takes the default shown here. An u
 impossible combination stops the start with one sentence. It names the key, the value and the allowed range.
 `kvmesh config` prints the configuration in force. Written by `make docs`.
 
-Keys of `[engine]` that are comments here are [facts of an engine](deploying.md#facts-of-an-engine). A key in the file must agree with the engine.
+Keys of `[engine]` that are comments here are [facts of an engine](deploying.md#facts-of-an-engine). A key in the file
+must agree with the engine.
 
 ```toml
 {text}```

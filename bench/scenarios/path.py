@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,32 +39,47 @@ TIMEOUT_S = 30.0
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat. The prompts are so long that a prefill replica runs them: the handoff is on the path."""
     with Fleet() as fleet:
-        running = Mesh(fleet, COSTS, {})
-        frontend, (prefill, decode) = running.frontend, running.replicas.values()
-        decode_engine = running.engines["decode-0"].process
-        client = fleet.start_ready("client", "bench.client", ANY_CORE, target=frontend.address)
-        frontend.wait_until(lambda: _is_served(client), "answered no request", every_s=0.5)
-        pids = {
-            "client": client.pid,
-            "frontend": frontend.pid,
-            "router": running.routers[0].pid,
-            "prefill": prefill.pid,
-            "decode": decode.pid,
-            "Triton of decode": decode_engine.pid,
-        }
-        meters: dict[str, Callable[[], int]] = {
-            name: partial(accounting.cpu_ns, pid) for name, pid in pids.items()
-        }
-        meters["stub of decode"] = lambda: sum(
-            map(accounting.cpu_ns, accounting.descendants(decode_engine.pid))
-        )
-        triton = running.engines["prefill-0"].address
-        probe = fleet.start_ready("ttft", __name__, ANY_CORE, target=frontend.address, triton=triton)
-        _run_ttft(results, probe, QUICK_PAIRS if pace.is_quick else PAIRS)
-        fleet.stop(probe)
-        whole = SystemUnderTest(results, pace, frontend, client, stream_tokens=OUTPUT_TOKENS)
-        for case in CASES[:2] if pace.is_quick else CASES:
-            _run_case(whole, case, decode, meters)
+        cases = CASES[:2] if pace.is_quick else CASES
+        pairs = QUICK_PAIRS if pace.is_quick else PAIRS
+        measure(results, pace, fleet, Mesh(fleet, COSTS, {}), cases, pairs, OUTPUT_TOKENS)
+
+
+def measure(
+    results: ScenarioResults,
+    pace: Pace,
+    fleet: Fleet,
+    running: Mesh,
+    cases: Sequence[Case],
+    pairs: int,
+    stream_tokens: int,
+) -> None:
+    """Measure a running mesh of one prefill and one decode replica.
+
+    `pairs`: requests to the mesh and to Triton in turn. `stream_tokens`: output of a stream, more than its window takes.
+    """
+    frontend, (prefill, decode) = running.frontend, running.replicas.values()
+    decode_engine = running.engines["decode-0"].process
+    client = fleet.start_ready("client", "bench.client", ANY_CORE, target=frontend.address)
+    frontend.wait_until(lambda: _is_served(client), "answered no request", every_s=0.5)
+    pids = {
+        "client": client.pid,
+        "frontend": frontend.pid,
+        "router": running.routers[0].pid,
+        "prefill": prefill.pid,
+        "decode": decode.pid,
+        "Triton of decode": decode_engine.pid,
+    }
+    meters: dict[str, Callable[[], int]] = {
+        name: partial(accounting.cpu_ns, pid) for name, pid in pids.items()
+    }
+    meters["stub of decode"] = lambda: sum(map(accounting.cpu_ns, accounting.descendants(decode_engine.pid)))
+    triton = running.engines["prefill-0"].address
+    probe = fleet.start_ready("ttft", __name__, ANY_CORE, target=frontend.address, triton=triton)
+    _run_ttft(results, probe, pairs)
+    fleet.stop(probe)
+    whole = SystemUnderTest(results, pace, frontend, client, stream_tokens=stream_tokens)
+    for case in cases:
+        _run_case(whole, case, decode, meters)
 
 
 def _is_served(client: Process) -> bool:
@@ -135,7 +150,8 @@ class Seen(NamedTuple):
 
 async def ask_mesh(stub: generation.Stub, prompt: list[int]) -> Seen:
     """Return the time to first token at each process; the answer is read to its end."""
-    answer = await generation.ask(stub, generation.request(prompt, ANSWER_TOKENS, explain=True), TIMEOUT_S)
+    asked = generation.request(prompt, ANSWER_TOKENS, explain=True, ignore_eos=True)
+    answer = await generation.ask(stub, asked, TIMEOUT_S)
     if answer.finished is None or answer.ttft_s is None:
         raise RuntimeError(f"incomplete answer: {answer.error or 'no token'}")
     told = answer.finished.explanation

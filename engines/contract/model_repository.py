@@ -29,7 +29,7 @@ from {package}.triton_model import TritonPythonModel  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """The files of a tritonserver in the nvidia-pytriton wheel. `root`: .../pytriton/tritonserver."""
+    """The files of a tritonserver. `root`: .../pytriton/tritonserver of the nvidia-pytriton wheel, or /opt/tritonserver."""
 
     root: Path
     python_version: str  # "3.11"
@@ -42,8 +42,13 @@ class TritonInstallation:
     def backend_files(self) -> list[Path]:
         """Return the files of `<backend directory>/python`; Triton finds the stub only beside the backend's library."""
         backend = [path for path in sorted((self.root / "backends" / "python").iterdir()) if path.is_file()]
-        stub = self.root / "python_backend_stubs" / self.python_version / "triton_python_backend_stub"
-        return [*backend, stub]
+        stubs = (
+            self.root / "python_backend_stubs"
+        )  # of the wheel; NVIDIA's containers have one stub beside the library
+        return [
+            *backend,
+            *([stubs / self.python_version / "triton_python_backend_stub"] if stubs.is_dir() else []),
+        ]
 
 
 def write_model(directory: Path, package: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:

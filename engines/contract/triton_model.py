@@ -64,8 +64,10 @@ class TritonModel(ABC):
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine and the threads of the model."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        written = json.loads(args["model_config"])["parameters"]
-        parameters = {name: value["string_value"] for name, value in written.items()}
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        # Triton runs them before its services open, so they do not show that a client reaches the server.
+        self._warm_ups_left = sum(max(1, int(one.get("count", 1))) for one in config.get("model_warmup", ()))
         self.version_folder = Path(args["model_repository"]) / args["model_version"]
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, SubscriptionStream] = {}
@@ -87,7 +89,10 @@ class TritonModel(ABC):
     def execute(self, requests_: list[Any]) -> None:
         """Start requests; responses go through their response senders."""
         arrival_ns = time.monotonic_ns()
-        self._watchdog.record_request()
+        if self._warm_ups_left > 0:
+            self._warm_ups_left -= len(requests_)
+        else:
+            self._watchdog.record_request()
         for request in requests_:
             sender = request.get_response_sender()
             try:

@@ -23,6 +23,7 @@ from engines.contract.tensors import MODEL_NAME
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
+_CONTAINER = Path("/opt/tritonserver")  # in NVIDIA's containers
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _EXIT_TIMEOUT_S = 5
 _PING_EVERY_MS = 2_000
@@ -119,15 +120,17 @@ def _arguments(options: ServerOptions, work_dir: Path) -> Iterator[str]:
     yield f"--backend-config=python,shm-region-prefix-name={options.shm_prefix}"
 
 
-def find_installation() -> TritonInstallation:
-    """Return the tritonserver of the installed nvidia-pytriton wheel; exit with a message if it is not installed."""
+def find_installation(container: Path = _CONTAINER) -> TritonInstallation:
+    """Return the tritonserver of NVIDIA's container, else that of the nvidia-pytriton wheel; exit if there is neither."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if (container / "bin" / "tritonserver").is_file():
+        return TritonInstallation(container, version)
     found = importlib.util.find_spec("pytriton")
     if found is None or not found.submodule_search_locations:
         sys.exit(
             "cannot start tritonserver: the package nvidia-pytriton is not installed; "
             "install the extra (pip install 'kvmesh[local]')"
         )
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return TritonInstallation(Path(found.submodule_search_locations[0]) / "tritonserver", version)
 
 

@@ -12,8 +12,12 @@ from typing import Any
 import tensorrt_llm
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.executor.request import LoRARequest
-from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.llmapi import DisaggregatedParams, GuidedDecodingParams, KvCacheRetentionConfig
+from tensorrt_llm.llmapi import (
+    DisaggregatedParams,
+    GuidedDecodingParams,
+    KvCacheRetentionConfig,
+    RequestError,
+)
 
 from engines.contract.guide_text import GuideText
 from engines.contract.request import EngineRequest, RequestKind, Retention

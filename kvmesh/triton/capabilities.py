@@ -29,7 +29,7 @@ class Capabilities:
     """Features of the engine. Each missing feature has a fallback.
 
     - without `disaggregated`: decode runs every prompt itself.
-    - without `kv_events`: routers infer the cached blocks from their own dispatches.
+    - without `kv_events`: routers infer the cached blocks from their dispatches and measured hits, within `kv_blocks`.
     - without `release_handoff`: an abandoned handoff stays until its transfer timeout.
     - without `logprobs`: no log-probabilities are returned.
     - without `seeded_resume`: a resumed request may continue with other tokens.

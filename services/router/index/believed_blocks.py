@@ -37,7 +37,7 @@ TIDIED_PER_BLOCK: Final = 4
 """Blocks of old uses that are tidied for each block of a new use. At 2 or more, stale blocks cannot accumulate."""
 
 ROOM_PER_BLOCK: Final = 1 / 16
-"""Room that each new block adds. More finds a larger cache sooner, with more wrong hits: twice as many at 1/4 (simulated)."""
+"""Room that each new block adds. More finds a larger cache sooner, with twice the wrong hits at 1/4 in a simulation."""
 
 REFUTED_SLICE: Final = 1024
 """Refuted blocks that one eviction takes at most: about half a millisecond (measured once, by hand)."""

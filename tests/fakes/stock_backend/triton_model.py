@@ -103,9 +103,7 @@ class TritonPythonModel(TritonModel):
 class StockStream(GenerationStream):
     """The responses to one request, with the errors and tensors of the stock backend."""
 
-    def __init__(
-        self, sender: Any, request: EngineRequest, tensor: TensorLookup, queue_max: int
-    ) -> None:
+    def __init__(self, sender: Any, request: EngineRequest, tensor: TensorLookup, queue_max: int) -> None:
         flag = request_parsing.flag
         options = ResponseOptions(
             flag(tensor, "streaming"), flag(tensor, "return_perf_metrics"), flag(tensor, "return_log_probs")

@@ -104,7 +104,7 @@ class Answer:
 
 
 def request(prompt: list[int], output: int = 8, kind: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return a request for `stream_infer`. Options: handoff, kv_peer, request_id, and any scalar tensor by name."""
+    """Return a request for `stream_infer`. Options: handoff, kv_peer, request_id, and any tensor of _TYPES by name."""
     handoff, kv_peer = options.pop("handoff", None), options.pop("kv_peer", None)
     request_id = options.pop("request_id", "r")
     tensors = {"streaming": True, "return_perf_metrics": True, **options}
@@ -115,7 +115,8 @@ def request(prompt: list[int], output: int = 8, kind: str | None = None, **optio
     ]
     for name, value in tensors.items():
         data_type, dtype = _TYPES[name]
-        inputs.append(_input(name, np.array([[value]], dtype=dtype), data_type))
+        values = [value] if isinstance(value, list) else [[value]]
+        inputs.append(_input(name, np.array(values, dtype=dtype), data_type))
     if handoff is not None:
         inputs.append(
             _input("context_phase_params", np.frombuffer(handoff, np.uint8).reshape(1, -1), "UINT8")
@@ -140,6 +141,14 @@ _TYPES = {
     "end_id": ("INT32", np.int32),
     "seed": ("UINT64", np.uint64),
     "exclude_input_in_output": ("BOOL", np.bool_),
+    "stop_words_list": ("INT32", np.int32),
+    "return_top_log_probs": ("INT32", np.int32),
+    "lora_task_id": ("UINT64", np.uint64),
+    "retention_token_range_starts": ("INT32", np.int32),
+    "retention_token_range_ends": ("INT32", np.int32),
+    "retention_token_range_priorities": ("INT32", np.int32),
+    "retention_token_range_durations_ms": ("INT32", np.int32),
+    "retention_decode_priority": ("INT32", np.int32),
 }
 
 

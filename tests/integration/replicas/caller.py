@@ -159,6 +159,7 @@ def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **change
         "model_version": "kvmesh-1",
         "start": 0,
         "end_token_id": -1,
+        "further_end_token_ids": (),
         "logprobs": False,
         "purpose": budget_pb2.PURPOSE_UNSPECIFIED,
     }
@@ -187,5 +188,6 @@ def submit(slot: int, tokens: Sequence[int], phase: pb.Phase.ValueType, **change
         credit_position=int(str(settings["credit"])),
         model_version=str(settings["model_version"]),
         end_token_id=int(str(settings["end_token_id"])),
+        further_end_token_ids=settings["further_end_token_ids"],  # type: ignore[arg-type]  # numbers
         logprobs=bool(settings["logprobs"]),
     )

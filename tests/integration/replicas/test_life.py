@@ -179,10 +179,10 @@ async def _check_new_engine(one: Rig, control: ControlServer, boot_id: str) -> N
 
     # Another build: the service ends, as routers and limits stand on the facts of the first one.
     await one.engine.end()
-    one.engine.command = [*one.engine.command, "--end-token", "0", "--kv-blocks", "96"]
+    one.engine.command = [*one.engine.command, "--end-token", "0", "--max-running", "32"]
     one.engine.start()
     await until(lambda: _has_fallen(one), START_S_MAX, "end of the replica")
-    assert await one.replica.end() == 2 and "kv_blocks was 128, is 96" in one.replica.tail()
+    assert await one.replica.end() == 2 and "max_sequences was 64, is 32" in one.replica.tail()
     one.replica.start()
     await heard_life(control, STARTING, START_S_MAX, not_boot=boot_id)
     member = await one.leased("starting", START_S_MAX)

@@ -151,7 +151,7 @@ async def started(*parts: Part) -> AsyncIterator[None]:
 
 
 async def run_all(
-    caller: Caller, prompts: Sequence[Sequence[int]]
+    caller: Caller, prompts: Sequence[Sequence[int]], **ends: object
 ) -> list[tuple[list[int], pb.Finish | None]]:
     """Run prompts beside each other on decode alone; return tokens and finish of each."""
     slots = [
@@ -159,9 +159,9 @@ async def run_all(
             each,
             LOCAL,
             output=40,
-            end_token_id=END_TOKEN,
             block_tokens=BLOCK_TOKENS,
             model_version="kvmesh-1",
+            **(ends or {"end_token_id": END_TOKEN}),
         )
         for each in prompts
     ]
@@ -176,7 +176,10 @@ async def run_all(
 async def test_decode_replicas_of_both_engines_give_the_same_answers(
     servers: Servers, redis_url: str, tmp_path: Path
 ) -> None:
-    """Tokens with their end token, positions and finish. A replica of the stock engine knows its load from /metrics."""
+    """Tokens with their end token, positions and finish, for one end token or several.
+
+    A replica of the stock engine knows its load from /metrics.
+    """
     rng = random.Random(3)
     prompts = [[rng.randrange(16, 4096) for _ in range(rng.randrange(1, 60))] for _ in range(24)]
     stock = replica("decode", servers.decode, redis_url, tmp_path)
@@ -186,6 +189,10 @@ async def test_decode_replicas_of_both_engines_give_the_same_answers(
         assert found == expected
         ended = [finish for _, finish in found if finish and finish.reason == pb.Finish.REASON_END_TOKEN]
         assert len(ended) > 8 and all(ids for ids, _ in found)
+        token = found[0][0][0]  # a further end token ends both, where the model folder lists several
+        for ids, finish in await run_all(one, prompts[:1], further_end_token_ids=[token]):
+            assert ids == [token] and finish is not None
+            assert finish.reason == pb.Finish.REASON_END_TOKEN
         await one.until(lambda: one.loads[-1].block_total_count == BLOCKS)
         await one.until(lambda: one.loads[-1].block_free_count == BLOCKS)
         assert not one.loads[-1].aggregated

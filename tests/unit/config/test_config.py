@@ -29,7 +29,7 @@ from kvmesh.config_sections import Decode, Engine
         ("[decode]\ndetached_s = nan", "decode.detached_s = nan is out of range: allowed is 0.05 to 600 s."),
         (
             "[engine]\narithmetic = 'gpu'",
-            'engine.arithmetic = "gpu" is out of range: allowed is "transformer" or "hashed".',
+            'engine.arithmetic = "gpu" is out of range: allowed is "transformer" or "hashed" or "torch".',
         ),
         (
             "[redis]\nurl = 'localhost'",

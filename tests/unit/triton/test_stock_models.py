@@ -68,9 +68,13 @@ def test_metrics_tell_what_neither_model_nor_operator_tell() -> None:
 
 def test_guides_need_a_backend_for_them() -> None:
     """The stock model lists their inputs in any case."""
-    assert derived("cpp_backend", parameters={"guided_decoding_backend": "xgrammar"}).capabilities.guided_output
+    assert derived(
+        "cpp_backend", parameters={"guided_decoding_backend": "xgrammar"}
+    ).capabilities.guided_output
     for unset in ("", "${guided_decoding_backend}"):
-        assert not derived("cpp_backend", parameters={"guided_decoding_backend": unset}).capabilities.guided_output
+        assert not derived(
+            "cpp_backend", parameters={"guided_decoding_backend": unset}
+        ).capabilities.guided_output
 
 
 @pytest.mark.parametrize(
@@ -122,9 +126,12 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         ConfiguredFacts(),
         NO_METRICS,
         {},
-        (f"it lacks: tokens_per_block ({NEITHER}; set engine.block_tokens); kv_blocks ({NEITHER}; set engine.kv_blocks); "
-        f"max_sequence_tokens ({NO_PARAMETER}; set engine.max_sequence_tokens); vocab_size ({NO_PARAMETER}; set "
-        "engine.vocab_size)"),
+        (
+            f"it lacks: tokens_per_block ({NEITHER}; set engine.block_tokens); kv_blocks ({NEITHER}; "
+            "set engine.kv_blocks); "
+            f"max_sequence_tokens ({NO_PARAMETER}; set engine.max_sequence_tokens); vocab_size ({NO_PARAMETER}; set "
+            "engine.vocab_size)"
+        ),
     ),
     (
         "cpp_backend",
@@ -156,9 +163,12 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         GIVEN,
         METRICS,
         {"kv_blocks": "6000", "vocab_size": "32000"},
-        ("its sources differ: kv_blocks is 6000 by the model's parameter kv_blocks, 9000 by engine.kv_blocks and 7000 by "
-        "http://gpu-0:8002/metrics; vocab_size is 32000 by the model's parameter vocab_size and 128256 by "
-        "engine.vocab_size"),
+        (
+            "its sources differ: kv_blocks is 6000 by the model's parameter kv_blocks, 9000 by engine.kv_blocks and "
+            "7000 by "
+            "http://gpu-0:8002/metrics; vocab_size is 32000 by the model's parameter vocab_size and 128256 by "
+            "engine.vocab_size"
+        ),
     ),
     (
         "cpp_backend",

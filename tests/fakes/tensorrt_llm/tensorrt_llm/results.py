@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .disaggregated_params import DisaggregatedParams
-from .executor.utils import RequestError
+from .executor.errors import RequestError
 from .queues import ResultQueue
 from .sampling_params import SamplingParams
 from .surface import Recorded

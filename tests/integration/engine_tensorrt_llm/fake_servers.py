@@ -1,0 +1,75 @@
+"""Real tritonservers with the model on TensorRT-LLM, over the recorded surface of tests/fakes/tensorrt_llm."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvmesh.ports import free_ports
+from tests.integration.engine.servers import Server
+from tests.integration.harness import own_loopback
+
+FAKE = Path(__file__).resolve().parents[2] / "fakes" / "tensorrt_llm"
+BLOCKS, BLOCK_TOKENS = 96, 8
+VOCABULARY, LONGEST = 4096, 4096
+TRANSFER_MS = 1500
+
+
+def write(directory: Path, fake: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Write a model folder and an llm.yaml; return the path of the latter.
+
+    `fake`: settings of the fake. `changes`: keys of llm.yaml, "__" between the names of a nested object.
+    """
+    model = directory / "model"
+    model.mkdir(parents=True)
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": LONGEST}
+    (model / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (model / "weights.safetensors").write_bytes(b"weights")
+    (model / "fake.json").write_text(json.dumps(fake or {}), encoding="utf-8")
+    given: dict[str, Any] = {
+        "model": "./model",
+        "max_batch_size": 16,
+        "max_num_tokens": 64,
+        "kv_cache_config": {"tokens_per_block": BLOCK_TOKENS, "max_tokens": BLOCKS * BLOCK_TOKENS},
+        "cache_transceiver_config": {"backend": "UCX", "kv_transfer_timeout_ms": TRANSFER_MS},
+        "kvmesh": {"model_version": "fake-1"},
+    }
+    for path, value in changes.items():
+        outer, _, inner = path.rpartition("__")
+        (given[outer] if outer else given)[inner] = value
+    config = directory / "llm.yaml"
+    config.write_text(yaml.safe_dump(given), encoding="utf-8")
+    return config
+
+
+def launch(config: Path, *options: str) -> Server:
+    """Start a server of an llm.yaml on free ports."""
+    host, directory = own_loopback(), config.parent
+    grpc, http, metrics = free_ports(host, 3)
+    prefix = f"kvmesh_test_{host}_{grpc}_"
+    command = ["env", f"PYTHONPATH={FAKE}", sys.executable, "-m", "engines.tensorrt_llm.serve"]
+    command += [f"--config={config}", f"--host={host}", f"--grpc-port={grpc}", f"--http-port={http}"]
+    command += [f"--metrics-port={metrics}", f"--shm-prefix={prefix}", f"--work-dir={directory / 'work'}"]
+    server = Server(
+        f"{host}:{grpc}",
+        f"{host}:{http}",
+        "",
+        prefix,
+        directory / "log",
+        time.monotonic(),
+        [*command, "--die-with-parent", *options],
+        f"{host}:{metrics}",
+    )
+    server.start()
+    return server
+
+
+def requests_of(server: Server) -> list[dict[str, Any]]:
+    """Return what the fake of a server was asked, if it records."""
+    path = server.log.parent / "model" / "requests.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

