@@ -24,6 +24,7 @@ from bench.processes import ANY_CORE, Fleet, Process, free_port
 from bench.results import BenchError
 from kvmesh.cli import shared_memory
 from kvmesh.cli.readiness import TRITON_MODEL
+from kvmesh.conformance.verdict import FALLBACK
 
 RUN_S_MAX: Final = 1800.0
 """Longest run of the checks on one engine."""
@@ -175,13 +176,13 @@ def _matrix(found: Sequence[Judged]) -> list[str]:
 
 
 def _reasons(found: Iterable[Judged]) -> list[str]:
-    rows = [
-        [judged.engine.name, *key, each["result"], each["why"].replace("|", "\\|")]
-        for judged in found
-        for key, each in judged.checks().items()
-        if each["result"] != PASS
-    ]
-    return pages.table(("engine", "capability", "check", "result", "why"), rows)
+    rows = []
+    for judged in found:
+        for key, each in judged.checks().items():
+            if each["result"] != PASS:
+                why, _, fallback = each["why"].replace("|", "\\|").partition(FALLBACK)
+                rows.append([judged.engine.name, *key, each["result"], why, fallback])
+    return pages.table(("engine", "capability", "check", "result", "why", "fallback"), rows)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ ERROR_CHARACTERS = 160
 """Longest text of an error in a reason."""
 
 
-def told(error: CallError) -> str:
-    """Return the type of an error and the first line of its text."""
+def told(error: CallError, characters: int = ERROR_CHARACTERS) -> str:
+    """Return the type of an error and the first line of its text, cut at `characters`."""
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:ERROR_CHARACTERS]}"
+    return f"{type(error).__name__}: {lines[0][:characters].rstrip(' :')}"
 
 
 def end_fault(answer: Recording) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+FALLBACK: Final = "; fallback: "
+"""Stands between the reason of NOT_OFFERED and what kvmesh does instead."""
 
 
 class Outcome(Enum):
@@ -55,7 +59,7 @@ def failed(why: str) -> Verdict:
 
 def not_offered(why: str, fallback: str) -> Verdict:
     """Return the verdict on a missing capability, with what kvmesh does instead."""
-    return Verdict(Outcome.NOT_OFFERED, f"{why}; fallback: {fallback}")
+    return Verdict(Outcome.NOT_OFFERED, f"{why}{FALLBACK}{fallback}")
 
 
 def not_judged(why: str) -> Verdict:

@@ -25,6 +25,9 @@ HELD_S: Final = 2.0
 UNTRIED: Final = (HandoffLost, EngineError, EngineStalled)
 """Errors that say that handoffs do not work, as in `services.decode.handoff_trial`."""
 
+UNTRIED_CHARACTERS: Final = 80
+"""Longest text of such an error in a reason."""
+
 CUT_BYTES: Final = 9
 
 
@@ -57,7 +60,7 @@ async def _generated(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
     """
     answer = await _decoded(trial, prompt, handoff)
     if not trial.offer.claims_handoffs and isinstance(answer.error, UNTRIED):
-        fault = f"handoffs between these servers do not work: {told(answer.error)}"
+        fault = f"handoffs between these servers do not work: {told(answer.error, UNTRIED_CHARACTERS)}"
         raise Judged(not_offered(fault, FALLBACKS["disaggregated"]))
     return answer
 

@@ -25,7 +25,7 @@ def test_the_page_has_each_engine_and_each_reason() -> None:
     )
     assert "On a GPU. Not run here: the package no_such_package is not installed. | - | - | - | - |" in page
     assert "| cancel | frees | pass |" in page and "| seed | repeats | - |" in page
-    assert "| hashed | seed | repeats | not offered | a\\|b; fallback: c |" in page
+    assert "| hashed | seed | repeats | not offered | a\\|b | c |" in page
 
 
 def test_the_modules_of_engines_exist() -> None:
