@@ -327,3 +327,25 @@ def test_handoffs_that_a_model_does_not_claim_are_tried() -> None:
     assert len(lacking) == 4 and all("; fallback: decode runs every prompt" in why for why in lacking)
     rows, _ = run(NoWorld, pair=NoWorld)
     assert len([name for name in failed(rows) if name.startswith("disaggregated")]) == 4
+
+
+class EndsReports(FakeServer):
+    """Load reports end at the first context_only call, which is behind the checks of cancels."""
+
+    has_ended = False
+
+    def take(self, stream: Stream) -> None:
+        self.has_ended = self.has_ended or stream.parameters.get("request_type") == "context_only"
+        super().take(stream)
+
+    def report(self, stream: Stream) -> None:
+        if not self.has_ended:
+            super().report(stream)
+
+
+def test_old_load_reports_prove_nothing() -> None:
+    """A check behind the last report is not judged."""
+    rows, _ = run(EndsReports, pair=EndsReports)
+    assert failed(rows) == {}
+    assert "cancel: a cancelled stream frees its blocks" in by_outcome(rows, Outcome.PASS)
+    assert [row.capability for row in rows if row.verdict.why.startswith("no load report came")]
