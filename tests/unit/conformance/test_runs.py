@@ -349,3 +349,21 @@ def test_old_load_reports_prove_nothing() -> None:
     assert failed(rows) == {}
     assert "cancel: a cancelled stream frees its blocks" in by_outcome(rows, Outcome.PASS)
     assert [row.capability for row in rows if row.verdict.why.startswith("no load report came")]
+
+
+def test_a_second_run_with_one_seed_fails_no_check() -> None:
+    """Its prompts are in the cache already, which says nothing about the engine."""
+
+    async def work() -> list[Row]:
+        engine = FakeServer("a:1")
+        settings = Settings(cancels=1, seed=3)
+        for _ in range(2):
+            async with opened_trial(Target(client=engine, sizes={}), settings) as trial:
+                rows = await run_checks(trial, all_checks(1), lambda check, row: None)
+        await asyncio.sleep(SETTLE_S)
+        return rows
+
+    rows = simulate(work())
+    assert failed(rows) == {}
+    seen = [row.capability for row in rows if row.verdict.why.endswith("had the same --seed")]
+    assert seen == ["reuse", "kv_events", "kv_events"]
