@@ -161,7 +161,7 @@ goldens: | python  ## Write tests/unit/models/folders again with transformers, i
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py
 
-gpu-pack: setup  ## Pack Triton, the mesh and its packages for a GPU host without a network: kvmesh-gpu.tar.xz, 60 MB (two minutes)
+gpu-pack: setup  ## Pack Triton, the mesh and its packages for a GPU host without a network: kvmesh-gpu.tar.xz, 60 MB (three minutes)
 	$(BIN)/python -m tools.gpu pack --to kvmesh-gpu.tar.xz
 
 gpu-rehearsal: setup  ## Pack, unpack and run the proof of a GPU host on this CPU, with PyTorch if the environment has it (a minute)

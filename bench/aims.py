@@ -41,7 +41,7 @@ ACK = "publication to the ACK of a receiver"
 ADS_CLIENTS = "200 ADS clients, 8 frontends"
 RESIDENT = "memory with all clients"
 ARRIVAL = "change of a frontend to the last client"
-OWN_COST = "CPU per token above the reference engine"
+OWN_COST = "CPU per token of the engine itself, above the LLM API alone"
 PER_REFUSAL = "CPU per refusal"
 OWN_REFUSAL = "CPU per refusal, the frontend's code alone"
 

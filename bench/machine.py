@@ -25,7 +25,7 @@ def describe() -> dict[str, str]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": versions,
-        "commit": _commit(),
+        "commit": commit(),
         "load": f"{os.getloadavg()[0]:.1f} before the run",
     }
 
@@ -37,7 +37,8 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Return the short name of the checked-out commit."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

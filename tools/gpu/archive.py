@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from bench import machine
 from tools.gpu.distributions import REDIS, TRITON, Missing, closure, distribution, files_of
 from tools.gpu.python_versions import OWN_PYTHON
 
@@ -68,6 +69,8 @@ def _contents(python: str, folder: Path) -> Iterator[tuple[str, Path]]:
     yield "README.md", own / "README.md"
     (folder / "python-version").write_text(f"{python}\n", encoding="utf-8")
     yield "python-version", folder / "python-version"
+    (folder / "commit").write_text(f"{machine.commit()}\n", encoding="utf-8")
+    yield "commit", folder / "commit"
     for name in FOLDERS:
         for path in sorted((REPOSITORY / name).rglob("*")):
             inside = path.relative_to(REPOSITORY).as_posix()

@@ -35,11 +35,14 @@ class FrontMesh(Mesh):
 
     def __init__(self, fleet: Fleet, engines: Mapping[str, Engine], plan: Plan, model: Path) -> None:
         self._given = engines
-        engine = {"kind": "external", "max_sequence_tokens": plan.sequence_tokens}
-        blocks = max(plan.prefill_blocks, plan.decode_blocks)
         tables: dict[str, dict[str, Any]] = {
             "mesh": {"model_dir": str(model)},
-            "engine": {**engine, "kv_blocks": blocks},
+            "engine": {
+                "kind": "external",
+                "max_sequence_tokens": plan.sequence_tokens,
+                "kv_blocks": plan.decode_blocks,
+                "prefill_kv_blocks": plan.prefill_blocks,
+            },
             "prefill": {"engines": [engines["prefill-0"].address]},
             "decode": {"engines": [engines["decode-0"].address]},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -120,19 +121,17 @@ def _steps(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _conformance(result: dict[str, Any]) -> list[str]:
-    told = result.get("told")
-    checks = told.get("checks", []) if isinstance(told, dict) else told if isinstance(told, list) else []
-    counts: dict[str, int] = {}
-    lines = []
-    for check in checks:
-        outcome = str(check.get("outcome", check.get("result", check.get("status", "?"))))
-        counts[outcome] = counts.get(outcome, 0) + 1
-        if outcome not in ("pass", "passed"):
-            parts = (check.get(key) for key in ("capability", "check", "name", "why", "reason"))
-            lines.append(_cell(f"{outcome}: {', '.join(str(part) for part in parts if part)}"))
+    told = result.get("told", {})
+    counts = Counter(check["result"] for check in told.get("checks", ()))
     if not counts:
         return []
-    return [", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + ".", "", *items(lines)]
+    rows = [
+        tuple(_cell(check[key]) for key in ("capability", "check", "result", "why"))
+        for check in told["checks"]
+        if check["result"] != "pass"
+    ]
+    summary = ", ".join(f"{count} {result}" for result, count in counts.items())
+    return [f"{summary}.", "", *table(("capability", "check", "result", "why"), rows)]
 
 
 def _mesh(result: dict[str, Any]) -> list[str]:

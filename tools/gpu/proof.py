@@ -18,6 +18,7 @@ from bench.gpu.form import fit
 from bench.gpu.recording import Prefill, Recording, Step
 from bench.processes import Fleet
 from bench.results import BenchError, Results
+from kvmesh.config import ROOT
 from tools.gpu import engine_pair, front, probes
 from tools.gpu.host import Host, Plan
 from tools.gpu.phases import Phases
@@ -32,6 +33,8 @@ LIMITS_S: Final = {
 }
 FITTED_FROM: Final = 512
 """Least uncached tokens of the prefills that the form is fitted to: below, a GPU mostly reads the weights."""
+PACKED: Final = ROOT.parent / "commit"
+"""File of an archive with the commit that was packed."""
 COMMAND: Final = "import sys; from kvmesh.cli.main import main; sys.exit(main())"
 
 
@@ -52,7 +55,11 @@ class Proof:
     def run(self) -> dict[str, Any]:
         """Run all phases and return the record, which is also in run.json."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        about = {"machine": machine.describe(), "host": asdict(self.host), "plan": asdict(self.plan)}
+        about = {
+            "machine": {**machine.describe(), **_packed()},
+            "host": asdict(self.host),
+            "plan": asdict(self.plan),
+        }
         phases = Phases(self.folder / "run.json", about)
         with Fleet() as fleet:
             try:
@@ -161,3 +168,7 @@ class Proof:
         kept.mkdir(exist_ok=True)
         for log in folder.glob("*.log"):
             shutil.copy(log, kept / log.name)
+
+
+def _packed() -> dict[str, str]:
+    return {"commit": PACKED.read_text(encoding="utf-8").strip()} if PACKED.exists() else {}

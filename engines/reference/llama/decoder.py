@@ -85,8 +85,7 @@ class LlamaDecoder:
         logits = functional.linear(normed, self._weights.head).float()
         top = logits.max(dim=-1)
         likely = (top.values - torch.logsumexp(logits, dim=-1)).cpu().tolist()
-        # The least of the most likely ids: max() returns any of them on a GPU.
-        ids = (logits == top.values[:, None]).to(torch.uint8).argmax(dim=-1).cpu().tolist()
+        ids = top.indices.cpu().tolist()  # of equal ones the first, as torch.max documents
         wanted = [chunk for chunk in chunks if chunk.wants_logits]
         whole = [at for at, chunk in enumerate(wanted) if not chunk.is_greedy]
         copied = iter(logits[whole].cpu().numpy().astype(np.float64)) if whole else iter(())

@@ -128,6 +128,14 @@ def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, file: str) -> 
         read_folder(tmp_path)
 
 
+def test_a_file_that_is_cut_behind_its_header_is_refused(tmp_path: Path) -> None:
+    """The tensor that lost its end is named with the size of the file."""
+    path = write_checkpoint(tmp_path, LLAMA).folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FormatError, match=r"ends at byte (\d+), but the file has \d+ bytes"):
+        read_folder(tmp_path)
+
+
 def test_broken_files_end_in_one_sentence(tmp_path: Path) -> None:
     """Whatever is cut or changed in a file, reading gives tensors of the right size or a FormatError."""
     path = write_checkpoint(tmp_path, LLAMA).folder / "model.safetensors"

@@ -124,7 +124,7 @@ def test_a_page_is_written_of_every_record() -> None:
     ]
     told = {"passed": False, "reason": "", "seconds": 1.0, "result": {"told": {"checks": checks}}}
     text = page({**whole, "phases": {"conformance": told}})
-    assert "1 pass, 1 fail." in text and "- fail: limits, long, took 3 / 4" in text
+    assert "1 pass, 1 fail." in text and "| limits | long | fail | took 3 / 4 |" in text
 
 
 def test_the_tokenizer_is_as_large_as_the_vocabulary(tmp_path: Path) -> None:
