@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Final
 
 import typer
@@ -54,7 +55,10 @@ def conformance(
             "--hostile", help="Also send input that may end an engine without checks: not to one that serves."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of prompts and moments.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of prompts and moments; --json tells it.", show_default="a random one"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check what kvmesh can use of a Triton model. Exit status 1: a check failed, 2: the model was not reached.
@@ -85,7 +89,7 @@ def conformance(
     }
     settings = Settings(
         cancels=cancels,
-        seed=seed,
+        seed=secrets.randbits(32) if seed is None else seed,
         concurrency=concurrency or 0,
         end_ids=tuple(end_id or ()),
         is_hostile=hostile,

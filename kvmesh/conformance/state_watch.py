@@ -36,6 +36,9 @@ RETRY_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
 """Longest time between two load reports."""
 
+STALE_S: Final = 3.0
+"""An older load report tells nothing."""
+
 POKE_TOKENS: Final = 8
 STATS_S: Final = 0.15
 """TensorRT-LLM's backend publishes its metrics every 100 ms."""
@@ -44,9 +47,8 @@ FETCH_S: Final = 3.0
 
 
 class Source(Protocol):
-    """Where states come from. `name` is shown in the table."""
+    """Where states come from."""
 
-    name: str
     slack: Slack
     look_s: float
     """Time that one look may take."""
@@ -61,7 +63,6 @@ class Source(Protocol):
 class ReportSource:
     """States from load reports. `run` follows them until cancelled."""
 
-    name = "load_report"
     slack = Slack()
     look_s = 0.05
 
@@ -70,6 +71,8 @@ class ReportSource:
         self.most = 0
         self._state: EngineState | None = None
         self._came = asyncio.Event()
+        self._seen_s = 0.0
+        """When the last report came."""
 
     async def run(self) -> None:
         """Follow the reports. A stream that ends is opened again."""
@@ -80,11 +83,14 @@ class ReportSource:
                         if report := await messages.get(HEARTBEAT_S):
                             self._state = state_of_report(report)
                             self.most = max(self.most, self._state.requests)
+                            self._seen_s = asyncio.get_running_loop().time()
                             self._came.set()
             await asyncio.sleep(RETRY_S)
 
     async def look(self) -> EngineState:
         """See Source. Waits for the first report, and for up to `look_s` for a later one."""
+        if self._state and asyncio.get_running_loop().time() - self._seen_s > STALE_S:
+            raise Judged(not_judged(f"no load report came for {STALE_S:g} s"))
         try:
             async with asyncio.timeout(self.look_s if self._state else FETCH_S):
                 self._came.clear()
@@ -100,7 +106,6 @@ class ReportSource:
 class MetricsSource:
     """States from /metrics at `address`."""
 
-    name = "/metrics"
     slack = Slack(blocks=2, requests=1)
     look_s = STATS_S + 0.1
 

@@ -327,3 +327,43 @@ def test_handoffs_that_a_model_does_not_claim_are_tried() -> None:
     assert len(lacking) == 4 and all("; fallback: decode runs every prompt" in why for why in lacking)
     rows, _ = run(NoWorld, pair=NoWorld)
     assert len([name for name in failed(rows) if name.startswith("disaggregated")]) == 4
+
+
+class EndsReports(FakeServer):
+    """Load reports end at the first context_only call, which is behind the checks of cancels."""
+
+    has_ended = False
+
+    def take(self, stream: Stream) -> None:
+        self.has_ended = self.has_ended or stream.parameters.get("request_type") == "context_only"
+        super().take(stream)
+
+    def report(self, stream: Stream) -> None:
+        if not self.has_ended:
+            super().report(stream)
+
+
+def test_old_load_reports_prove_nothing() -> None:
+    """A check behind the last report is not judged."""
+    rows, _ = run(EndsReports, pair=EndsReports)
+    assert failed(rows) == {}
+    assert "cancel: a cancelled stream frees its blocks" in by_outcome(rows, Outcome.PASS)
+    assert [row.capability for row in rows if row.verdict.why.startswith("no load report came")]
+
+
+def test_a_second_run_with_one_seed_fails_no_check() -> None:
+    """Its prompts are in the cache already, which says nothing about the engine."""
+
+    async def work() -> list[Row]:
+        engine = FakeServer("a:1")
+        settings = Settings(cancels=1, seed=3)
+        for _ in range(2):
+            async with opened_trial(Target(client=engine, sizes={}), settings) as trial:
+                rows = await run_checks(trial, all_checks(1), lambda check, row: None)
+        await asyncio.sleep(SETTLE_S)
+        return rows
+
+    rows = simulate(work())
+    assert failed(rows) == {}
+    seen = [row.capability for row in rows if row.verdict.why.endswith("had the same --seed")]
+    assert seen == ["reuse", "kv_events", "kv_events"]
