@@ -13,8 +13,8 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest) -> None:
         """Run a request. Its stream is open in the output queue.
 
-        Raises EngineError for a request that was rejected before it took a slot. A later rejection arrives as the final
-        output.
+        Raises EngineError for a request that was rejected before it took a slot: its stream gets the error. A later
+        rejection arrives as the final output.
         """
 
     def cancel(self, key: int) -> None:

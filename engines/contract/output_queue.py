@@ -16,6 +16,8 @@ from engines.contract.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
 
+REPEAT_S = 1.0  # an open stream that is cancelled is told to the engine again after this time
+
 
 class ResponseStream(Protocol):
     """The stream of responses to one request."""
@@ -57,11 +59,6 @@ class OutputQueue:
         """Open the stream of a request; called before the first `put` for its key."""
         with self._changed:
             self._open_streams[key] = stream
-
-    def withdraw(self, key: int) -> None:
-        """Close the stream of a request that was rejected before its first output; nothing is sent."""
-        with self._changed:
-            self._open_streams.pop(key, None)
 
     def open_streams(self) -> list[tuple[int, ResponseStream]]:
         """Return the streams without a final message yet."""
@@ -123,13 +120,15 @@ class CancellationPoller:
             self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        told: set[int] = set()
+        told: dict[int, float] = {}
         next_s = time.monotonic()
         while not self._closed.wait(max(0.0, next_s - time.monotonic())):
             next_s = max(next_s + self.period_s, time.monotonic())
-            open_streams = self.open_streams()
-            told &= {key for key, _ in open_streams}
+            open_streams, now_s = self.open_streams(), time.monotonic()
+            told = {key: told[key] for key, _ in open_streams if key in told}
             for key, stream in open_streams:
-                if key not in told and stream.is_cancelled():
-                    told.add(key)
+                # The engine may not have known the request at the first time.
+                is_due = key not in told or now_s - told[key] >= REPEAT_S
+                if is_due and stream.is_cancelled():
+                    told[key] = now_s
                     self.cancel(key)

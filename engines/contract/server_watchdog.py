@@ -30,12 +30,16 @@ _STOP_GRACE_S = 8.0
 _REAPER = 'tail -s 0.2 -f --pid="$1" /dev/null; sleep 0.5; kill -9 "$2"'
 """Shell script: waits for the end of the server, gives the model's process time to end by itself, kills it."""
 
+_ANY = "0.0.0.0"
+_FALSE = ("0", "false", "off", "no")
 _SHARED_MEMORY = re.compile(r" (/dev/shm/\S+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class ServerWatchdog:
     """Calls `on_stopping` once, when the service at `http_address` ("host:port") has stopped listening.
+
+    An empty address is that of a server without HTTP: only its death is seen, and its stop waits for its exit timeout.
 
     `server_pid`: process id of tritonserver, from its launcher. This process asks for no parent: a server that died before
     this process began would leave it another one, and it would wait for ever.
@@ -46,14 +50,17 @@ class ServerWatchdog:
     on_stopping: Callable[[], None]
     _was_listening: bool = False
 
-    def start(self) -> None:
-        """Start the watchdog thread, which runs until the process ends, and the process that kills it if it hangs."""
+    def start_reaper(self) -> None:
+        """Start the process that kills this one after the server's death, also while it loads weights or hangs."""
         subprocess.Popen(
             ["sh", "-c", _REAPER, "engine-reaper", str(self.server_pid), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+    def start(self) -> None:
+        """Start the watchdog thread, which runs until the process ends."""
         threading.Thread(target=self._run, name="server-watchdog", daemon=True).start()
 
     def record_request(self) -> None:
@@ -81,6 +88,8 @@ class ServerWatchdog:
 
     def _is_listening(self) -> bool:
         """Connect and close at once; an open connection would delay the stop of the server."""
+        if not self.http_address:
+            return True
         host, _, port = self.http_address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
@@ -98,6 +107,31 @@ class ServerWatchdog:
                     os.kill(self.server_pid, signal.SIGKILL)
             time.sleep(_CHECK_S)
         _end()
+
+
+def http_address_of(server_pid: int) -> str:
+    """Return the "host:port" of the HTTP service of a tritonserver, by its command line. Empty: none, or unknown."""
+    try:
+        words = Path(f"/proc/{server_pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    if "tritonserver" not in Path(words[0]).name or _option(words, "allow-http", "true").lower() in _FALSE:
+        return ""
+    host, port = _option(words, "http-address", _ANY), _option(words, "http-port", "8000")
+    if not port.isdecimal():
+        return ""
+    return f"{'127.0.0.1' if host in (_ANY, '::') else host}:{port}"
+
+
+def _option(words: list[str], name: str, default: str) -> str:
+    """Return the last value of `--name`, given as `--name=value` or `--name value`."""
+    found = default
+    for index, word in enumerate(words):
+        if word.startswith(f"--{name}="):
+            found = word.partition("=")[2]
+        elif word == f"--{name}" and index + 1 < len(words):
+            found = words[index + 1]
+    return found
 
 
 def _end() -> None:

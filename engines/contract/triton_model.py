@@ -23,6 +23,7 @@ from engines.contract import errors, request_parsing
 from engines.contract.engine import Engine
 from engines.contract.errors import EngineError
 from engines.contract.output_queue import CancellationPoller, OutputQueue, ResponseStream
+from engines.contract.outputs import RequestOutput
 from engines.contract.request import ControlRequest, RequestKind, RequestLimits, ResponseOptions
 from engines.contract.response_streams import (
     FINAL,
@@ -31,10 +32,9 @@ from engines.contract.response_streams import (
     answer_empty,
     error_response,
 )
-from engines.contract.server_watchdog import ServerWatchdog
+from engines.contract.server_watchdog import ServerWatchdog, http_address_of
 
 _SWITCH_INTERVAL_S = 0.0005  # Python's default of 5 ms would let a step delay the sending thread
-_HTTP_ADDRESS = "127.0.0.1:8000"  # of a tritonserver that was started by hand, with its default port
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ class TritonModel(ABC):
         self._output_queue = OutputQueue()
         self._output_queue.start()
         server_pid = int(parameters.get("server_pid") or os.getppid())
-        address = parameters.get("http_address") or _HTTP_ADDRESS
+        address = parameters.get("http_address") or http_address_of(server_pid)
         self._watchdog = ServerWatchdog(address, server_pid, self.finalize)
+        self._watchdog.start_reaper()
         started = self.start_engine(parameters, self._output_queue, self._watchdog.kill_server)
         self._engine, self._limits = started.engine, started.limits
         self._cancellation_poller = CancellationPoller(
@@ -132,9 +133,9 @@ class TritonModel(ABC):
         self._output_queue.open(key, GenerationStream(sender, response_options))
         try:
             self._engine.submit(engine_request)
-        except EngineError:
-            self._output_queue.withdraw(key)
-            raise
+        except EngineError as error:
+            # By its open stream: the cancellation poller may look at the stream now, and must not after its last response.
+            self._output_queue.put([(key, RequestOutput(error=str(error), is_final=True))])
 
     def _serve(
         self,

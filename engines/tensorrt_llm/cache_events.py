@@ -38,6 +38,8 @@ class CacheEvents:
     blocks_max: int
     gaps: int = 0
     """How often events were lost, or more blocks were told than exist. All that was known is then dropped."""
+    unreadable: int = 0
+    """Events of another form than the one that was read."""
     _blocks: dict[int, _Block] = field(default_factory=dict)  # parents before children
     _last_id: int | None = None
     _window: int = 0  # largest window of attention told so far; 0: none
@@ -48,10 +50,17 @@ class CacheEvents:
         return len(self._blocks)
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> list[KvCacheEvent]:
-        """Return the contract's events for TensorRT-LLM's events, in their order."""
+        """Return the contract's events for TensorRT-LLM's events, in their order.
+
+        An event of another form than the one that was read drops all known blocks, as lost events do.
+        """
         found: list[KvCacheEvent] = []
         for event in events:
-            found += self._apply(event)
+            try:
+                found += self._apply(event)
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+                self.unreadable += 1
+                found += self._drop_all()
         return found
 
     def snapshot(self) -> list[BlocksStored]:

@@ -33,7 +33,7 @@ from engines.tensorrt_llm.cache_events import CacheEvents
 from engines.tensorrt_llm.handoff import Handoff, HandoffCheck
 from engines.tensorrt_llm.load import Load
 from engines.tensorrt_llm.settings import QUEUE_MAX, Settings
-from engines.tensorrt_llm.step_reader import Reading, StepReader
+from engines.tensorrt_llm.step_reader import BadAnswer, Reading, StepReader
 
 _log = logging.getLogger(__name__)
 
@@ -264,9 +264,9 @@ class TensorRtLlmEngine:
         while True:
             was_busy = bool(self._running)
             self._submitted.clear()
-            self._reader.sweep()
             events, stats = [], []
             try:
+                self._reader.sweep()
                 if self.settings.has_events:
                     events = await _drain(self.api.cache_events(self._llm))
                 if self.settings.llm.get("enable_iter_perf_stats") and self._loop.time() >= stats_s:
@@ -274,10 +274,16 @@ class TensorRtLlmEngine:
                     stats = await _drain(self.api.iteration_stats(self._llm))
             except Exception:  # noqa: BLE001  # the next poll may succeed; requests tell an LLM that has ended
                 _log.exception("polling TensorRT-LLM failed")
-            for told in stats[-1:]:
-                self._load.add_iteration(told)
-            gaps = self._events.gaps
+            gaps, unreadable = self._events.gaps, self._events.unreadable
+            try:
+                for told in stats[-1:]:
+                    self._load.add_iteration(told)
+            except Exception:  # noqa: BLE001  # of another form than the versions that were read
+                _log.exception("statistics of TensorRT-LLM cannot be read")
             self._publish(events)
+            if self._events.unreadable > unreadable:
+                _log.error("KV cache events of TensorRT-LLM cannot be read; the known blocks were dropped")
+                gaps = self._events.gaps
             if self._events.gaps > gaps:
                 _log.warning(
                     "KV cache events were lost: kv_cache_config.event_buffer_max_size %s is too small; the known blocks "
@@ -399,6 +405,9 @@ class TensorRtLlmEngine:
             text = errors.BAD_VALUE.format(field="request", value=reason, allowed="what the model takes")
             self._end(running, RequestOutput(error=text, is_final=True))
             return
+        if isinstance(error, BadAnswer):
+            self._abort_failed(running, str(error))
+            return
         if isinstance(error, (*self.api.REQUEST_ERRORS, AssertionError)):
             self._fail_with(running, reason)
             return
@@ -406,6 +415,13 @@ class TensorRtLlmEngine:
         self._end(running, RequestOutput(error=errors.SHUTTING_DOWN, is_final=True))
         if not self._is_closing:
             self._die()
+
+    def _abort_failed(self, running: _Running, reason: str) -> None:
+        """End a request whose answer cannot be read, in TensorRT-LLM too."""
+        was_over = running.is_over
+        self._fail_with(running, reason)
+        if not was_over and running.result is not None:
+            running.result.abort()
 
     def _fail_with(self, running: _Running, reason: str) -> None:
         """End a request with an error. A decode that fails before its first token has most likely missed its KV blocks."""

@@ -26,6 +26,10 @@ from engines.contract.outputs import RequestOutput
 _log = logging.getLogger(__name__)
 
 
+class BadAnswer(Exception):
+    """A response could not be read or translated, which concerns its request alone."""
+
+
 @dataclass(slots=True, eq=False)
 class Reading:
     """One request that is read. `result`: TensorRT-LLM's RequestOutput (result.py@a678b91a).
@@ -155,13 +159,14 @@ class StepReader:
         else:  # TensorRT-LLM waits although a response is there
             step.close()
             _log.error("a response could not be read; the request ends")
-            self._end(reading, RuntimeError("a response could not be read"))
+            self._end(reading, BadAnswer("a response could not be read"))
 
     def _told(self, reading: Reading) -> None:
         try:
             reading.on_response()
         except Exception as error:  # noqa: BLE001  # a bug in one answer must not end the others
-            self._end(reading, error)
+            _log.exception("a response could not be translated; the request ends")
+            self._end(reading, BadAnswer(f"{type(error).__name__} in an answer"))
             return
         if reading.result.finished:
             self._end(reading, None)

@@ -87,8 +87,7 @@ class TritonPythonModel(TritonModel):
         try:
             self._engine.submit(made)
         except EngineError as error:
-            self._output_queue.withdraw(key)
-            raise EngineError(stream.text_of(str(error))) from error
+            self._output_queue.put([(key, RequestOutput(error=str(error), is_final=True))])
 
     def _is_foreign(self, request: EngineRequest) -> bool:
         """Return whether the handoff of `request` is from another server, which this one cannot reach."""

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from engines.contract.server_watchdog import http_address_of
 from tests.patience import Patience
 
 _MODEL = """
@@ -75,7 +77,9 @@ def test_a_model_whose_server_died_before_it_began_ends() -> None:
 _HUNG_MODEL = """
 import ctypes, os, sys
 from engines.contract.server_watchdog import ServerWatchdog
-ServerWatchdog("127.0.0.1:1", os.getppid(), lambda: None).start()
+watchdog = ServerWatchdog("127.0.0.1:1", os.getppid(), lambda: None)
+watchdog.start_reaper()
+watchdog.start()
 print("watching", os.getpid(), flush=True)
 ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock, as a stub that waits for a dead server
 """
@@ -99,3 +103,35 @@ def test_a_model_that_hangs_ends_with_its_server() -> None:
         server.wait()
         psutil.wait_procs([model, *reaper], timeout=10)
         assert not any(each.is_running() for each in (model, *reaper))
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ((), "127.0.0.1:8000"),
+        (("--http-port=9000",), "127.0.0.1:9000"),
+        (("--http-port", "9000", "--http-address", "10.0.0.1"), "10.0.0.1:9000"),
+        (("--http-address=0.0.0.0", "--http-port=1", "--http-port=2"), "127.0.0.1:2"),
+        (("--allow-http=false", "--http-port=9000"), ""),
+        (("--http-port=none",), ""),
+    ],
+)
+def test_the_address_is_that_of_the_servers_command_line(options: tuple[str, ...], address: str) -> None:
+    """A server that was started by hand tells it nowhere else. Another port's silence must not end the model."""
+    code = "import signal; print(flush=True); signal.pause()"
+    command = ("/opt/bin/tritonserver", "-c", code, *options)
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()  # a process has no command line until its new program runs
+        try:
+            assert http_address_of(server.pid) == address
+        finally:
+            server.kill()
+
+
+def test_another_parent_has_no_address() -> None:
+    """Nothing is polled then; the death of the parent still ends the model."""
+    assert http_address_of(os.getpid()) == ""
+    with subprocess.Popen((sys.executable, "-c", "")) as gone:
+        gone.wait()
+    assert http_address_of(gone.pid) == ""
