@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from engines.contract import model_repository, tritonserver
+from engines.tensorrt_llm import repository
+from kvmesh.config import ROOT
 from kvmesh.ports import free_ports
 from tests.integration.engine.servers import Server
 from tests.integration.harness import own_loopback
@@ -73,3 +78,40 @@ def requests_of(server: Server) -> list[dict[str, Any]]:
     """Return what the fake of a server was asked, if it records."""
     path = server.log.parent / "model" / "requests.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def launch_by_hand(config: Path, *options: str) -> Server:
+    """Start tritonserver on the written model repository of an llm.yaml, as in NVIDIA's container, on free ports."""
+    host, directory = own_loopback(), config.parent
+    grpc, http, metrics = free_ports(host, 3)
+    prefix = f"kvmesh_test_{host}_{grpc}_"
+    installation = tritonserver.find_installation()
+    repository.write(repository.load(config), directory / "models")
+    model_repository.write_backend(directory / "backends", installation)
+    # The fake runs the reference engine, which no written repository has.
+    code = directory / "models" / "tensorrt_llm" / "1" / "engines" / "reference"
+    code.symlink_to(ROOT / "engines" / "reference")
+    command = [
+        str(installation.server),
+        f"--model-repository={directory / 'models'}",
+        f"--backend-directory={directory / 'backends'}",
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        "--allow-gpu-metrics=false",
+        *(f"--{kind}-address={host}" for kind in ("grpc", "http", "metrics")),
+        *(f"--grpc-port={grpc}", f"--http-port={http}", f"--metrics-port={metrics}"),
+        *options,
+    ]
+    libraries = sysconfig.get_config_var("LIBDIR") or ""
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    server = Server(
+        f"{host}:{grpc}",
+        f"{host}:{http}",
+        "",
+        prefix,
+        directory / "log",
+        time.monotonic(),
+        ["env", f"PYTHONPATH={FAKE}", f"LD_LIBRARY_PATH={libraries}", path, *command],
+        f"{host}:{metrics}",
+    )
+    server.start()
+    return server

@@ -23,6 +23,7 @@ from tests.integration.engine_tensorrt_llm.fake_servers import (
     BLOCK_TOKENS,
     BLOCKS,
     launch,
+    launch_by_hand,
     requests_of,
     write,
 )
@@ -72,6 +73,7 @@ async def test_the_mesh_reads_all_that_it_needs(servers: Servers) -> None:
             "logit_bias",
             "min_tokens",
             "top_logprobs",
+            "end_token",
         }
         assert set(found.capabilities.names()) == wanted
         assert (found.kv_blocks, found.max_sequences, found.vocab_size) == (BLOCKS, 16, 4096)
@@ -353,6 +355,27 @@ async def test_an_error_of_a_request_ends_that_request_alone(other: Client) -> N
     assert (await beside).error is None
     assert "exceeds max_sequence_tokens (4096)" in str((await other.run([200], 4096)).error)
     assert f"the pool has only {BLOCKS}" in str((await other.run([200] * 1000, 4)).error)
+
+
+async def test_a_written_repository_serves_in_a_server_started_by_hand(tmp_path: Path) -> None:
+    """Its code is its own, and a HTTP port that is not Triton's default is no sign of a stop."""
+    server = launch_by_hand(write(tmp_path / "h"))
+    try:
+        server.wait_ready()
+        client = Client(server.grpc)
+        first = await client.run(_prompt(13, 20), 4)
+        assert (first.error, len(first.tokens)) == (None, 4)
+        async with patience(20.0), aclosing(client.subscribe("load_report")) as reports:
+            seen = 0
+            async for _ in reports:  # one each second: the watchdog has looked several times
+                seen += 1
+                if seen == 3:
+                    break
+        assert (await client.run(_prompt(13, 20), 4)).tokens == first.tokens
+        assert server.process.poll() is None
+        await client.close()
+    finally:
+        server.kill()
 
 
 async def test_an_llm_that_ended_takes_its_server_down(tmp_path: Path) -> None:

@@ -13,6 +13,23 @@ from engines.tensorrt_llm.cache_events import REMOVED_MAX, CacheEvents
 WIDTH = 4
 
 
+def test_an_event_of_another_form_drops_what_is_known() -> None:
+    """Nothing of it can be trusted, and the events behind it are read."""
+    events = CacheEvents(WIDTH, 8)
+    cache = Cache(random.Random(1), 8)
+    found = events.apply([cache.event({"type": "stored", "parent_hash": None, "blocks": [cache._block(1)]})])
+    assert isinstance(found[0], BlocksStored)
+    broken = cache.event({"type": "stored", "parent_hash": 1, "blocks": [{"block_hash": 2, "tokens": [{}]}]})
+    for wrong in (broken, cache.event({"type": "removed"}), {"event_id": None}):
+        events.apply([wrong])
+        assert events.cached == 0
+    assert events.unreadable == 3
+    cache.number = 10
+    events.apply([cache.event({"type": "stored", "parent_hash": None, "blocks": [cache._block(3)]})])
+    assert events.cached == 1
+    events.assert_consistent()
+
+
 class Cache:
     """A cache that tells what TensorRT-LLM tells: chains, partial blocks, levels, evictions of leaves."""
 

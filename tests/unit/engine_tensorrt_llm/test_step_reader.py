@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from engines.contract.outputs import RequestOutput
-from engines.tensorrt_llm.step_reader import Reading, StepReader
+from engines.tensorrt_llm.step_reader import BadAnswer, Reading, StepReader
 
 
 class Failed(Exception):
@@ -208,5 +208,5 @@ async def test_an_error_of_an_answer_ends_that_request_alone() -> None:
     for _ in range(4):
         run.step([0, 1, 2])
         await turns()
-    assert isinstance(run.ends[1], ZeroDivisionError) and run.told(0) == run.told(2) == [0, 1, 2, 3, 4]
+    assert isinstance(run.ends[1], BadAnswer) and run.told(0) == run.told(2) == [0, 1, 2, 3, 4]
     await run.reader.close()
