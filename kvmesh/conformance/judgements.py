@@ -9,18 +9,20 @@ from collections.abc import Sequence
 
 from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged, not_offered, passed
-from kvmesh.triton.errors import CallError, EngineStalled
+from kvmesh.triton.errors import EngineStalled
 
 LOGPROB_MAX = 1e-4
 """Log-probabilities of bf16 logits may round to a little above 0."""
 
 _SHOWN_IDS = 8
 
+EMPTY = "the answer is empty"
+
 ERROR_CHARACTERS = 160
 """Longest text of an error in a reason."""
 
 
-def told(error: CallError, characters: int = ERROR_CHARACTERS) -> str:
+def told(error: Exception, characters: int = ERROR_CHARACTERS) -> str:
     """Return the type of an error and the first line of its text, cut at `characters`."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:characters].rstrip(' :')}"
@@ -137,6 +139,7 @@ def deltas(
         must(sequence_length_fault(answer))
         must(foreign_fault(answer.tokens, vocab_size))
     made = {answer.tokens for answer in streamed}
+    must("" if any(made) else EMPTY)
     wholes = {_behind(prompt, answer.tokens) for answer in whole}
     if made == wholes:
         empty = sum(not each.token_ids for answer in streamed for each in answer.responses)
@@ -168,7 +171,9 @@ def end_token_of(tokens: Sequence[int]) -> tuple[int, int]:
     """Return (token, its first position) for a call that shall end by itself.
 
     It is the latest first position in three quarters of the answer. So an engine that ignores it goes on.
+    Raises Judged with a fail if there are no tokens.
     """
+    must("" if tokens else EMPTY)
     tokens = tokens[: max(1, 3 * len(tokens) // 4)]
     firsts = {token: at for at, token in reversed(list(enumerate(tokens)))}
     token = max(firsts, key=lambda each: firsts[each])
@@ -200,6 +205,7 @@ def ended(tokens: Sequence[int], answer: Recording, position: int) -> tuple[str,
 def logprobs(answer: Recording, output: int) -> Verdict:
     """Judge log-probabilities of an answer: one for each token of a response, at most 0."""
     must(end_fault(answer))
+    must(length_fault(answer, output))
     for at, each in enumerate(answer.responses):
         if len(each.logprobs) != len(each.token_ids):
             return failed(
@@ -208,14 +214,13 @@ def logprobs(answer: Recording, output: int) -> Verdict:
     values = answer.logprobs
     if bad := [value for value in values if not value <= LOGPROB_MAX]:  # finds NaN, too
         return failed(f"log-probability {bad[0]:g} is above 0")
-    return judged(
-        length_fault(answer, output), f"{len(values)} values in {min(values):.2f}..{max(values):.2f}"
-    )
+    return passed(f"{len(values)} values in {min(values):.2f}..{max(values):.2f}")
 
 
 def top_logprobs(answer: Recording, count: int) -> Verdict:
     """Judge the `count` most likely tokens beside each token of a greedy answer."""
     must(end_fault(answer))
+    must("" if answer.tokens else EMPTY)
     for at, each in enumerate(answer.responses):
         if len(each.alternatives) != count * len(each.token_ids):
             pairs = f"{len(each.alternatives)} pairs for {len(each.token_ids)} tokens"
@@ -245,6 +250,8 @@ def resumed(whole: Sequence[int], half: int, rest: Recording) -> str:
     """Return why a call behind the first `half` tokens of an answer does not go on alike."""
     if fault := end_fault(rest):
         return fault
+    if not whole:
+        return EMPTY
     if rest.tokens != tuple(whole[half:]):
         return (
             f"behind its first {half} tokens the answer goes on otherwise: {difference(whole[half:], rest)}"

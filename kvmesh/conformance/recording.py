@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kvmesh.triton.errors import CallError
+from kvmesh.triton.errors import CallError, EngineError
 from kvmesh.triton.tensors import answer_of, payload_of
+
+RESPONSES_MAX: Final = 10_000
+"""Responses of one call. A check asks for a few hundred tokens at most."""
+
+BYTES_MAX: Final = 8 << 20
+"""Bytes of the responses of one call: room for the longest prompt, sent back."""
 
 
 class Response(NamedTuple):
@@ -34,10 +40,20 @@ class Recording:
     after_final: int = 0
     """Responses behind the final one."""
     error: CallError | None = None
+    unreadable: EngineError | None = None
+    """Why the responses could not be recorded to their end."""
     was_cancelled: bool = False
+    size: int = 0
+    """Bytes of all responses."""
 
     def add(self, raw: Any) -> None:
-        """Record one ModelInferResponse."""
+        """Record one ModelInferResponse. Raises EngineError if it is malformed, or one more than a call may have."""
+        self.size += raw.ByteSize()
+        if len(self.responses) >= RESPONSES_MAX or self.size > BYTES_MAX:
+            bound = f"allowed are {RESPONSES_MAX:,} responses and {BYTES_MAX >> 20} MiB"
+            raise EngineError(
+                f"one call got {len(self.responses) + 1:,} responses of {self.size:,} bytes: {bound}"
+            )
         answer = answer_of(raw)
         self.after_final += self.is_final
         self.is_final = self.is_final or answer.is_final

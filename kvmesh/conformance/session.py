@@ -116,7 +116,7 @@ class Messages:
                     await self._queue.put(msgspec.json.decode(payload, type=dict[str, Any]))
         except CallError as error:
             self.error = error
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.error = EngineError(f"a message is no JSON object: {error}")
         finally:
             self._is_read = True
@@ -175,6 +175,7 @@ class Session:
     ) -> Recording:
         """Run a call to its end, and return what came. An error of the engine is in the recording.
 
+        Raises EngineError if the responses cannot be recorded. Then the call is cancelled.
         `change`: changes the inputs. `parameters`: replace those of the call. `wait_s`: timeout; 0: that of all calls.
         """
         call = self.call(prompt, output, **fields)
@@ -190,10 +191,13 @@ class Session:
             )
         if made.handoff:
             self._handoffs[made.handoff] = call.request_id
-        return made
+        return _readable(made)
 
     async def cancelled(self, prompt: Sequence[int], output: int, moment: Moment, **fields: Any) -> Recording:
-        """Run a call, cancel it at `moment`, and return what came before. A call that ends earlier is not cancelled."""
+        """Run a call, cancel it at `moment`, and return what came before. A call that ends earlier is not cancelled.
+
+        Raises EngineError if the responses cannot be recorded.
+        """
         call = self.call(prompt, output, **fields)
         made = Recording()
         async with self._place():
@@ -210,7 +214,7 @@ class Session:
                 if not reading.done():
                     reading.cancel()
                     await asyncio.wait((reading,))
-        return made
+        return _readable(made)
 
     async def release(self, handoff: bytes) -> None:
         """Release a handoff. Raises CallError."""
@@ -295,7 +299,11 @@ class Session:
         try:
             async with asyncio.timeout(timeout_s), opened(stream):
                 async for response in stream:
-                    made.add(response)
+                    try:
+                        made.add(response)
+                    except EngineError as error:
+                        made.unreadable = error
+                        break
         except CallError as error:
             made.error = error
         except TimeoutError:
@@ -331,6 +339,12 @@ class Session:
         await asyncio.wait((reading,))
         await asyncio.sleep(CANCELLATION_S)
         self._unstopped.discard(request_id)
+
+
+def _readable(made: Recording) -> Recording:
+    if made.unreadable is not None:
+        raise made.unreadable
+    return made
 
 
 _LOOK_S: Final = 0.002

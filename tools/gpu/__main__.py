@@ -32,7 +32,10 @@ def pack(
         size = archive.pack(to, python, preset)
     except (Missing, OSError) as error:
         _refuse(f"cannot pack: {error}")
-    typer.echo(f"{to}: {size / 1e6:.0f} MB, for Python {python}")
+    commit = archive.commit()
+    typer.echo(f"{to}: {size / 1e6:.0f} MB, for Python {python}, of commit {commit}")
+    if commit.endswith(archive.WITH_CHANGES):
+        typer.echo('Tracked files differ from that commit. So the record of a run says "with changes".')
 
 
 @app.command()

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from bench import machine
 from tools.gpu.distributions import REDIS, TRITON, Missing, closure, distribution, files_of
 from tools.gpu.python_versions import OWN_PYTHON
 
@@ -35,7 +34,12 @@ TRITON_PARTS: Final = (
 )
 NAME: Final = "kvmesh-gpu"
 """Folder of everything in the archive."""
+GIT_S_MAX: Final = 60.0
 INSTALL_S_MAX: Final = 600.0
+WITH_CHANGES: Final = "with changes"
+"""Stands behind the commit of an archive whose files are not all as committed."""
+PACKED_AT_S: Final = 315_532_800
+"""Unix time of all files in the archive, 1980-01-01: its content alone makes its bytes."""
 
 
 def pack(to: Path, python: str = OWN_PYTHON, preset: int = 6) -> int:
@@ -48,8 +52,57 @@ def pack(to: Path, python: str = OWN_PYTHON, preset: int = 6) -> int:
         contents = dict(_contents(python, Path(folder)))
         with _opened(to, preset) as file, tarfile.open(fileobj=file, mode="w") as archive:
             for name, path in sorted(contents.items()):
-                archive.add(path.resolve(), f"{NAME}/{name}", recursive=False)
+                archive.add(path.resolve(), f"{NAME}/{name}", recursive=False, filter=_anonymous)
     return to.stat().st_size
+
+
+def commit(repository: Path = REPOSITORY) -> str:
+    """Return the commit of the packed files, `with changes` if they are not all as committed."""
+    if _tracked(repository) is None:
+        return "not in a repository"
+    head = _git(repository, "rev-parse", "--short", "HEAD") or "no commit"
+    changes = _git(repository, "status", "--porcelain", "--untracked-files=no", "--", *FOLDERS)
+    return f"{head.strip()} {WITH_CHANGES}" if changes != "" else head.strip()
+
+
+def _tracked(repository: Path) -> list[Path] | None:
+    """Return the tracked files of FOLDERS; None: this is no repository of its own."""
+    if _git(repository, "rev-parse", "--show-prefix", "--is-inside-work-tree") != "\ntrue\n":
+        return None
+    listed = _git(repository, "ls-files", "-z", "--", *FOLDERS)
+    return None if listed is None else [repository / name for name in listed.split("\0") if name]
+
+
+def _git(repository: Path, *words: str) -> str | None:
+    """Return the output of a git command; None: it failed, or git is not installed."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(repository), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=GIT_S_MAX,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def files(repository: Path) -> Iterator[Path]:
+    """Yield the files of FOLDERS: the tracked ones, or all without a repository."""
+    tracked = _tracked(repository)
+    if tracked is None:
+        tracked = [path for name in FOLDERS for path in (repository / name).rglob("*")]
+    yield from (path for path in sorted(tracked) if path.is_file())
+
+
+def _anonymous(file: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a file of the archive without its owner, its time, and permissions beyond whether it can be run."""
+    file.uid = file.gid = 0
+    file.uname = file.gname = ""
+    file.mtime = PACKED_AT_S
+    file.mode = 0o755 if file.mode & 0o100 else 0o644
+    return file
 
 
 @contextlib.contextmanager
@@ -69,14 +122,12 @@ def _contents(python: str, folder: Path) -> Iterator[tuple[str, Path]]:
     yield "README.md", own / "README.md"
     (folder / "python-version").write_text(f"{python}\n", encoding="utf-8")
     yield "python-version", folder / "python-version"
-    (folder / "commit").write_text(f"{machine.commit()}\n", encoding="utf-8")
+    (folder / "commit").write_text(f"{commit()}\n", encoding="utf-8")
     yield "commit", folder / "commit"
-    for name in FOLDERS:
-        for path in sorted((REPOSITORY / name).rglob("*")):
-            inside = path.relative_to(REPOSITORY).as_posix()
-            is_needed = "__pycache__" not in path.parts and not any(part in inside for part in LEFT_OUT)
-            if path.is_file() and is_needed:
-                yield f"repo/{inside}", path
+    for path in files(REPOSITORY):
+        inside = path.relative_to(REPOSITORY).as_posix()
+        if "__pycache__" not in path.parts and not any(part in inside for part in LEFT_OUT):
+            yield f"repo/{inside}", path
     yield "repo/tools/__init__.py", _empty(folder / "tools.py")
     for name, path in _servers(python, folder):
         yield f"packages/{name}", path

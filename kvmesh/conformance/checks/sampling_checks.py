@@ -100,8 +100,10 @@ async def _min_tokens(trial: Trial) -> Verdict:
     prompt = trial.prompt()
     tokens = await trial.greedy(prompt, OUTPUT_TOKENS)
     position = OUTPUT_TOKENS // 4
-    end = tokens[position]
     least = position + OUTPUT_TOKENS // 4
+    if len(tokens) < least:
+        return failed(f"{len(tokens)} tokens came, request_output_len is {OUTPUT_TOKENS}")
+    end = tokens[position]
     answer = await trial.engine.ask(
         prompt, OUTPUT_TOKENS, end_token_id=end, extras=_extras(prompt, min_tokens=least)
     )

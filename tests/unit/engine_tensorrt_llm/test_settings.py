@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
 import subprocess
 import sys
@@ -74,7 +75,7 @@ REFUSED = [
     (changed(model=7), "model is missing"),
     (changed(backend="tensorrt"), "backend = 'tensorrt': allowed is pytorch"),
     (changed(max_seq_len=9000), "max_seq_len = 9000: allowed is 2..8192"),
-    (changed(max_batch_size=0), "max_batch_size = 0: allowed is a whole number of at least 1"),
+    (changed(max_batch_size=0), "max_batch_size = 0: allowed is a whole number, 1..65536"),
     (changed(kv_cache_config=3), "kv_cache_config is no table"),
     (changed(kv_cache_config={}), "kv_cache_config.max_tokens is missing"),
     (changed(kv_cache_config__max_tokens=16), "kv_cache_config.max_tokens = 16"),
@@ -86,6 +87,22 @@ REFUSED = [
     (changed(cache_transceiver_config__backend="MPI"), "backend = 'MPI': allowed are UCX and NIXL"),
     (changed(cache_transceiver_config__backend="DEFAULT"), "allowed are UCX and NIXL"),
     (changed(kvmesh__loras={0: {"name": "a", "path": "/"}}), "kvmesh.loras has 0"),
+    (changed(tensor_parallel_size="two"), "tensor_parallel_size = 'two': allowed is a whole number, 1..1024"),
+    (changed(pipeline_parallel_size=0), "pipeline_parallel_size = 0: allowed is a whole number, 1..1024"),
+    (
+        changed(kv_cache_config__max_tokens=10**10),
+        "max_tokens = 10000000000: allowed is a whole number, 32..1000000000",
+    ),
+    (changed(max_num_tokens=float("nan")), "max_num_tokens = nan: allowed is a whole number, 1..16777216"),
+    (changed(max_batch_size=1 << 20_000), "max_batch_size is a whole number beyond 64 bits"),
+    (changed(dtype=3), "dtype = 3: allowed is the name of a data type"),
+    (
+        changed(model_kwargs__day=dt.date(2024, 1, 1)),
+        "model_kwargs.day = datetime.date(2024, 1, 1) is a date",
+    ),
+    (changed(stream_interval={"a"} | set()), "stream_interval = {'a'} is a set"),
+    (changed(model_kwargs={1.5: 3}), "llm.yaml has a key of type float"),
+    (changed(backend=["x" * 1000]), "backend = ['xx"),
     (changed(kvmesh__loras={1: {"name": "a", "path": "/"}}), "needs lora_config or enable_lora"),
 ]
 
@@ -229,6 +246,35 @@ def test_bad_yaml_and_missing_adapters_are_refused(tmp_path: Path) -> None:
         repository.load(path)
     with pytest.raises(SettingsRefused, match="cannot be read"):
         repository.load(tmp_path / "other.yaml")
+
+
+_BOMB = "".join(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]\n" for at in range(1, 12))
+
+HOSTILE = {
+    "model: 2024-13-45\n": "is no value of its type: month must be in 1..12",
+    "model: !!timestamp x\n": "is no value of its type",
+    "model: !!int ''\n": "is no value of its type",
+    "dtype: " + "[" * 3000 + "]" * 3000: "is nested too deeply: allowed are 32 levels",
+    "dtype: " + "[" * 40 + "]" * 40: "dtype is nested too deeply: allowed are 32 levels",
+    "dtype: &a [*a]": "dtype is nested too deeply",
+    "max_batch_size: " + "9" * 5000: "is no value of its type",
+    "max_batch_size: 0x" + "f" * 5000: "max_batch_size is a whole number beyond 64 bits",
+    "a0: &a0 1\n" + _BOMB: "too many values: allowed are 10000",
+    "model: " + "x" * (1 << 20): "has more than 1048576 bytes: allowed is 1 MiB",
+    "dtype: 2024-01-01": "dtype = datetime.date(2024, 1, 1) is a date",
+    "stream_interval: !!set {a, b}": "is a set",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=list(HOSTILE.values()))
+def test_hostile_yaml_is_one_short_sentence(tmp_path: Path, text: str) -> None:
+    """No file makes PyYAML's own errors, or a sentence of its own length."""
+    path = written(tmp_path)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsRefused) as caught:
+        repository.load(path)
+    said = str(caught.value)
+    assert HOSTILE[text] in said and len(said) < 500 and "\n" not in said
 
 
 @pytest.mark.parametrize(

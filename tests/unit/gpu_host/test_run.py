@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,59 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(distributions, "UNDECLARED", ("no-other",))
     with pytest.raises(Missing, match="the package no-other is not installed"):
         distributions.closure()
+
+
+def _repository(folder: Path) -> None:
+    """Make a repository with a tracked, an ignored and an untracked file."""
+    (folder / "kvmesh").mkdir(parents=True)
+    for name, text in (
+        (".gitignore", "secret.env\n"),
+        ("kvmesh/a.py", "1\n"),
+        ("kvmesh/secret.env", "key\n"),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+    for words in (
+        ("init", "-q"),
+        ("add", "."),
+        ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first"),
+    ):
+        subprocess.run(["git", "-C", str(folder), *words], check=True, timeout=60)
+    (folder / "kvmesh" / "untracked.py").write_text("2\n", encoding="utf-8")
+
+
+def test_only_tracked_files_are_packed(tmp_path: Path) -> None:
+    """Neither untracked nor ignored ones. A changed file shows behind the commit, an untracked one does not."""
+    folder = tmp_path / "clone"
+    _repository(folder)
+    names = [path.relative_to(folder).as_posix() for path in archive.files(folder)]
+    assert names == ["kvmesh/a.py"]
+    clean = archive.commit(folder)
+    assert clean.isalnum()
+    (folder / "kvmesh" / "a.py").write_text("3\n", encoding="utf-8")
+    assert archive.commit(folder) == f"{clean} with changes"
+
+
+def test_a_folder_inside_another_repository_has_no_commit(tmp_path: Path) -> None:
+    """The commit of the outer one does not describe it. All its files are packed."""
+    _repository(tmp_path)
+    inner = tmp_path / "unpacked"
+    (inner / "kvmesh").mkdir(parents=True)
+    (inner / "kvmesh" / "b.py").write_text("1\n", encoding="utf-8")
+    assert archive.commit(inner) == "not in a repository"
+    assert list(archive.files(inner)) == [inner / "kvmesh" / "b.py"]
+
+
+def test_an_archive_names_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes depend on its files alone: no user, no group, no time."""
+    file = tmp_path / "a.py"
+    file.write_text("1\n", encoding="utf-8")
+    monkeypatch.setattr(archive, "_contents", lambda python, folder: [("repo/a.py", file)])
+    archive.pack(tmp_path / "a.tar")
+    file.chmod(0o600)
+    file.touch()
+    archive.pack(tmp_path / "b.tar")
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    with tarfile.open(tmp_path / "a.tar") as packed:
+        (found,) = packed.getmembers()
+    assert (found.uid, found.gid, found.uname, found.gname) == (0, 0, "", "")
+    assert (found.mtime, found.mode) == (archive.PACKED_AT_S, 0o644)

@@ -10,6 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from kvmesh.attach import frames
+from kvmesh.triton.errors import EngineError
 from kvmesh.triton.port import CallKind, EngineCall, GuideKind, SamplingExtras
 from kvmesh.triton.tensors import CACHED_SCALARS_MAX, RequestTensors, answer_of, load_of, parameters_of
 
@@ -114,6 +115,31 @@ def test_answers_are_read_by_name_whatever_their_order() -> None:
     )
     assert answer_of(message) == ((4, -5), (-0.5, -1.0), b"blob", 3, True, b"")
     assert answer_of(response(("context_phase_params", b"b"), ids)) == ((4, -5), (), b"b", 0, False, b"")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([("output_ids", b"12345"), ("sequence_length", b"1234")], "output_ids of 5 bytes, sequence_length of 4"),
+        ([("output_ids", b"12345")], "output_ids of 5 bytes"),
+        ([("output_log_probs", b"1")], "output_log_probs of 1 bytes"),
+        ([("kv_cache_reused_blocks", b"12345678")], "kv_cache_reused_blocks of 8 bytes"),
+        ([("kv_cache_reused_blocks", b"")], "kv_cache_reused_blocks of 0 bytes"),
+        ([("top_log_prob_ids", b"12345"), ("top_log_probs", b"12345")], "top_log_prob_ids of 5 bytes"),
+    ],
+)  # fmt: skip
+def test_a_malformed_response_is_an_error_of_the_engine(outputs: list[tuple[str, bytes]], said: str) -> None:
+    """Whatever the sizes of its tensors. The text names them."""
+    with pytest.raises(EngineError, match=f"malformed response: {said}"):
+        answer_of(response(*outputs))
+
+
+def test_outputs_without_tensors_are_malformed() -> None:
+    """An engine may list outputs and send nothing."""
+    message = response(("output_ids", b""), ("sequence_length", b""))
+    del message.raw_output_contents[:]
+    with pytest.raises(EngineError, match="malformed response: 2 outputs with 0 tensors"):
+        answer_of(message)
 
 
 EXTRAS = frozenset(
