@@ -52,7 +52,7 @@ class Result:
     def __init__(self, steps: int, *, is_bad: bool) -> None:
         self.finished = False
         self.is_aborted = False
-        self.aqueue = types.SimpleNamespace(empty=lambda: False)
+        self.aqueue = types.SimpleNamespace(empty=lambda: True)
         self._steps, self._is_bad = steps, is_bad
 
     @property
