@@ -38,10 +38,13 @@ STEPS = 20
 class Output:
     """One answer's news."""
 
-    token_ids_diff = (5,)
     logprobs_diff = ()
     finish_reason = "length"
     disaggregated_params = None
+
+    @property
+    def token_ids_diff(self) -> list[int]:
+        return [5]
 
 
 class Result:
