@@ -121,9 +121,9 @@ class Prober:
         call = self._call(self._fresh_ids(), pb.PHASE_GENERATION_ONLY, HANDOFF_OUTPUT_TOKENS)
         end_s = source_end_s(call.deadline_s, self._clock)
         (taken,) = await run_by_handoff(prefill, decode, (call,), end_s)
-        if decode.load is not None and decode.load.aggregated:
-            return None
-        return not taken.error and len(taken.token_ids) == HANDOFF_OUTPUT_TOKENS
+        if not taken.error and len(taken.token_ids) == HANDOFF_OUTPUT_TOKENS:
+            return True
+        return None if decode.load is not None and decode.load.aggregated else False
 
     async def _until_first(self, first: asyncio.Event) -> None:
         """Wait for the first token or the end of a request, at most until its deadline."""

@@ -21,6 +21,13 @@ FIRST_ITERATION_S: Final = 3.0
 """Time after one request until /metrics must tell the sizes of the KV cache. TensorRT-LLM sets them each 100 ms."""
 
 POLL_S: Final = 0.1
+
+PAGE_TRIES: Final = 4
+"""Reads of /metrics until the engine is refused for a page that cannot be read. A loaded server may be slow once."""
+
+PAGE_RETRY_S: Final = 0.5
+"""Time from a failed read of the page to the next one."""
+
 _FIRST_TOKEN: Final = 1
 """The prompt of that request: any token id that each vocabulary has."""
 
@@ -49,18 +56,26 @@ class FactsReader:
     async def read(self) -> ModelFacts:
         """Return the facts. Raises ModelRefused, or CallError if the engine does not answer.
 
-        The gauges of TensorRT-LLM are 0 before the first iteration of the engine. If only they are missing, the engine
-        gets one request for one token.
+        If facts are missing and /metrics cannot be read, the page is read again, up to PAGE_TRIES times in all. The
+        gauges of TensorRT-LLM are 0 before the first iteration of the engine. If only they are missing, the engine gets
+        one request for one token.
         """
         found = await self._metrics()
-        try:
-            return await self._facts(found)
-        except ModelRefused as refused:
-            is_asleep = found.metrics is not None and not found.metrics.blocks_total
-            if not (refused.lacks_metrics and is_asleep):
-                raise
-        await self._run_one_iteration()
-        return await self._facts(await self._metrics_after_iteration())
+        for _ in range(PAGE_TRIES - 1):
+            try:
+                return await self._facts(found)
+            except ModelRefused as refused:
+                if not refused.lacks_metrics or not found.address:
+                    raise
+                if found.metrics is not None:
+                    break
+            log.info("http://%s/metrics is read again: %s", found.address, found.reason)
+            await asyncio.sleep(PAGE_RETRY_S)
+            found = await self._metrics()
+        if found.metrics is not None and not found.metrics.blocks_total:
+            await self._run_one_iteration()
+            found = await self._metrics_after_iteration()
+        return await self._facts(found)
 
     async def _facts(self, found: MetricsFound) -> ModelFacts:
         return await self._client.facts(

@@ -48,6 +48,9 @@ class EngineError(CallError):
     """The engine failed at this call for any other reason."""
 
 
+HANDOFF_FAULTS: Final = (HandoffLost, EngineError, EngineStalled)
+"""Errors of a `generation_only` call by which handoffs do not work. A lost engine or a wrong request is no verdict."""
+
 _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
     (NoHandoff, (r"contextParams must be",)),
     (

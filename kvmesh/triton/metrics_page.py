@@ -8,7 +8,10 @@ from typing import Final
 from kvmesh.triton.server_metrics import PAGE_BYTES_MAX
 
 TIMEOUT_S: Final = 1.0
-_HEAD_BYTES_MAX: Final = 16 << 10
+HEAD_BYTES_MAX: Final = 16 << 10
+LENGTH_DIGITS_MAX: Final = 9
+PART_BYTES: Final = 64 << 10
+TOO_LONG: Final = f"the page is longer than {PAGE_BYTES_MAX} bytes"
 
 
 class NoMetrics(Exception):
@@ -20,42 +23,56 @@ async def read_page(address: str, timeout_s: float = TIMEOUT_S) -> bytes:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
             try:
                 # HTTP/1.0: the server closes the connection behind the page, and does not cut it into chunks.
                 writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-                return await _read(reader)
+                length = _length(await _head(reader))
+                return await _to_end(reader) if length is None else await reader.readexactly(length)
             finally:
                 writer.close()
     except TimeoutError:
         raise NoMetrics(f"no answer within {timeout_s:g} s") from None
+    except asyncio.IncompleteReadError as error:
+        raise NoMetrics(f"the page ends after {len(error.partial)} of {error.expected} bytes") from None
     except OSError as error:
         raise NoMetrics(error.strerror or type(error).__name__) from error
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    received = bytearray()
-    limit = PAGE_BYTES_MAX + _HEAD_BYTES_MAX
-    while part := await reader.read(64 << 10):
-        received += part
-        if len(received) > limit:
-            raise NoMetrics(f"the page is longer than {PAGE_BYTES_MAX} bytes")
-        if _is_complete(received):
-            break
-    head, separator, page = bytes(received).partition(b"\r\n\r\n")
-    status = head.split(b"\r\n", 1)[0].decode("latin-1")[:80]
-    if not separator or " 200" not in status:
-        raise NoMetrics(f"the answer is {status!r}")
-    return page
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of an answer with a page."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise NoMetrics(f"the head of the answer is longer than {HEAD_BYTES_MAX} bytes") from None
+    except asyncio.IncompleteReadError as error:
+        raise NoMetrics(f"the answer is {_status(error.partial)!r}") from None
+    if " 200" not in _status(head):
+        raise NoMetrics(f"the answer is {_status(head)!r}")
+    return head
 
 
-def _is_complete(received: bytearray) -> bool:
-    """Return whether the page is there. Triton keeps the connection of a client that asks with HTTP/1.0 open."""
-    end = received.find(b"\r\n\r\n")
-    if end < 0:
-        return False
-    for line in bytes(received[:end]).split(b"\r\n")[1:]:
+def _status(head: bytes) -> str:
+    return head.split(b"\r\n", 1)[0].decode("latin-1")[:80]
+
+
+def _length(head: bytes) -> int | None:
+    """Return the length of the page. Triton keeps the connection of a client that asks with HTTP/1.0 open."""
+    for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            return len(received) - end - 4 >= int(value)
-    return False
+            text = value.strip()
+            if len(text) > LENGTH_DIGITS_MAX or int(text) > PAGE_BYTES_MAX:
+                raise NoMetrics(TOO_LONG)
+            return int(text)
+    return None
+
+
+async def _to_end(reader: asyncio.StreamReader) -> bytes:
+    """Return a page without a length."""
+    page = bytearray()
+    while part := await reader.read(PART_BYTES):
+        page += part
+        if len(page) > PAGE_BYTES_MAX:
+            raise NoMetrics(TOO_LONG)
+    return bytes(page)

@@ -15,8 +15,14 @@ from typing import Final
 
 from kvmesh.triton.port import EngineLoad
 
-PAGE_BYTES_MAX: Final = 4 << 20
+PAGE_BYTES_MAX: Final = 1 << 20
 """Longest page that is read. A server with one model has some 10 kB."""
+
+LINES_MAX: Final = 10_000
+"""Lines of a page that are looked at. A model has some 50."""
+
+SAMPLES_MAX: Final = 500
+"""Lines of the model and of a known family that are parsed, each with up to 1,000 characters of labels."""
 
 _BLOCKS: Final = "nv_trt_llm_kv_cache_block_metrics"
 _REQUESTS: Final = "nv_trt_llm_request_metrics"
@@ -30,8 +36,12 @@ _KINDS: Final = {
 }
 """Label with the kind of the value; empty: the family has one value."""
 
+LINE_BYTES_MAX: Final = 4096
+"""Beginning of a line that is parsed."""
+
 _LINE: Final = re.compile(rf"({'|'.join(_KINDS)})\{{([^}}]{{0,1000}})\}} ([^ ]{{1,40}})")
-_LABEL: Final = re.compile(r'(\w{1,60})="([^"\\]{0,200})"')
+_LABEL: Final = re.compile(r'(?:^|,)(\w{1,60})="([^"\\]{0,200})"')
+_STARTS: Final = tuple(f"{family}{{".encode() for family in _KINDS)
 _COUNT_MAX: Final = 1 << 53
 
 
@@ -79,7 +89,7 @@ def measured_load(metrics: ServerMetrics, before: ServerMetrics | None, open_cal
 def read_metrics(page: bytes, model: str) -> ServerMetrics:
     """Return what `page` tells of `model`. The first of several versions counts."""
     told: dict[tuple[str, str], int] = {}
-    for family, labels, value in _samples(page[:PAGE_BYTES_MAX]):
+    for family, labels, value in _samples(page[:PAGE_BYTES_MAX], model):
         if labels.get("model") == model:
             told.setdefault((family, labels.get(_KINDS[family], "")), value)
     active = told.get((_REQUESTS, "active"))
@@ -98,10 +108,16 @@ def read_metrics(page: bytes, model: str) -> ServerMetrics:
     )
 
 
-def _samples(page: bytes) -> Iterator[tuple[str, dict[str, str], int]]:
-    """Yield family, labels and value of each known line."""
-    for line in page.decode("utf-8", errors="replace").split("\n"):
-        match = _LINE.match(line)
+def _samples(page: bytes, model: str) -> Iterator[tuple[str, dict[str, str], int]]:
+    """Yield family, labels and value of each known line that may be of `model`, within LINES_MAX and SAMPLES_MAX."""
+    label, parsed = f'model="{model}"'.encode(), 0
+    for line in page.split(b"\n", LINES_MAX)[:LINES_MAX]:
+        if not line.startswith(_STARTS) or label not in line:
+            continue
+        parsed += 1
+        if parsed > SAMPLES_MAX:
+            return
+        match = _LINE.match(line[:LINE_BYTES_MAX].decode("utf-8", errors="replace"))
         if match is None:
             continue
         value = _count(match[3])

@@ -120,6 +120,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         """Take or refuse one attempt."""
         refused = self._supersede(submit, now_s) or self._refusal(submit, now_s)
         if refused is not None:
+            if self._no_handoffs(submit) is not None:  # its router places the attempt again, by this report
+                session.outbox.load(self.load_report(now_s))
             refused.send(session.outbox, submit.slot)
             return
         budget = submit.budget
@@ -150,6 +152,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         slot = DecodeSlot(submitted, log, blocks_needed(submit), submit, has_first_row=is_local)
         self.slot_table.add(slot, session, submit.slot)
         session.outbox.accept(submit.slot)
+        if not is_local and self.trial.begin(slot):
+            self._heartbeat.touch()
         if submitted.purpose:
             self.generation.start_control(now_s)
         elif is_local:
@@ -173,7 +177,7 @@ class DecodeCore(AttachedCore[DecodeSlot]):
             )
             self.generation.fail(slot, error, now_s)
             return
-        if self.trial.is_aggregated:
+        if self.trial.is_aggregated and not self.trial.is_of(slot):
             self.generation.fail(slot, HandoffLost(NO_HANDOFFS.format(replica=self.replica)), now_s)
             return
         slot.handed_tokens = handoff.first_token_count
@@ -260,9 +264,9 @@ class DecodeCore(AttachedCore[DecodeSlot]):
 
     def next_wake_s(self) -> float | None:
         """Return the time of the next `on_timer`, or None."""
-        # Runs after every token: a generator over three values takes longer than all else in this method.
+        # Runs after every token: a generator over these values takes longer than all else in this method.
         wake_s = self.slot_table.deadline_heap.next_s()
-        for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s()):
+        for other_s in (self.generation.step_batch.due_s(), self._heartbeat.next_s(), self.trial.next_s):
             if other_s is not None and (wake_s is None or other_s < wake_s):
                 wake_s = other_s
         return wake_s
@@ -275,6 +279,8 @@ class DecodeCore(AttachedCore[DecodeSlot]):
         for slot in self.slot_table.deadline_heap.due(now_s):
             self._look_at(slot, now_s)
         self.generation.start_control(now_s)
+        if self.trial.on_timer(now_s):
+            self._heartbeat.touch()
         if self._heartbeat.take(now_s):
             report = self.load_report(now_s)
             for session in self.slot_table.sessions:

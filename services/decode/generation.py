@@ -122,24 +122,26 @@ class Generation:
         limits = self._limits
         if slot.answered_s is not None:
             return slot.heard_s + limits.token_timeout_s
-        if self.trial.is_open and not slot.submitted.is_local:
+        if self.trial.is_of(slot):
             return slot.heard_s + min(TRIAL_S, limits.first_token_timeout_s)
         return slot.heard_s + limits.first_token_timeout_s
 
     def forget(self, slot: DecodeSlot, now_s: float) -> None:
         """End the slot's call and drop the slot; nothing is sent."""
         self.stop(slot, now_s)
+        self.trial.end(slot)
         self._slot_table.forget(slot, now_s)
 
     def fail(self, slot: DecodeSlot, error: CallError, now_s: float) -> None:
         """End `slot` after a failure of its engine call or handoff; the tokens computed before are sent."""
         untouched = slot.submitted.is_local and slot.log.end == slot.log.start
         is_handoff = bool(slot.call_id) and not slot.submitted.is_local and slot.answered_s is None
-        if is_handoff and self.trial.on_failed(error):
+        if is_handoff and self.trial.on_failed(slot, error, now_s):
             self._heartbeat.touch()
         if slot.call_id:
             self.engine.cancel(slot.call_id)
             self._over(slot, now_s, type(error).__name__)
+        self.trial.end(slot)
         self.send(slot, now_s)
         self._tell_computed(slot)
         if slot.session is not None:
@@ -207,7 +209,7 @@ class Generation:
         slot.answered_s = slot.heard_s = now_s
         slot.reused_blocks = first.reused_blocks
         self._slot_table.look_by(slot, self.stall_s(slot))
-        if not slot.submitted.is_local and self.trial.on_pulled():
+        if self.trial.on_pulled(slot):
             self._heartbeat.touch()
         if not slot.submitted.is_local and slot.session is not None:
             slot.session.outbox.transfer(slot.number, microseconds(now_s - slot.called_s))
@@ -348,6 +350,7 @@ class Generation:
         """Record the end of the slot's call. The caller sets the slot's state."""
         del self.calls[slot.call_id]
         slot.call_id = 0
+        self.trial.end(slot)
         self._slot_table.lane.end(slot)
         self.step_batch.leave(slot)
         self._heartbeat.touch()

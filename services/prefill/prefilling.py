@@ -58,6 +58,8 @@ class Prefilling:
         self._appends_end_token = appends_end_token
         self._gives_handoffs = False
         """True once the engine gave a handoff."""
+        self.assumed_end_total = 0
+        """Calls without a handoff that were answered with the end token."""
         self.view = EngineView()
         self.is_ready = False
         self.calls: dict[int, PrefillSlot] = {}
@@ -231,6 +233,7 @@ class Prefilling:
         if slot is None:
             return
         if isinstance(error, NoHandoff) and self._gives_handoffs and self._may_append_end_token(slot):
+            self.assumed_end_total += 1
             self._end_empty(slot, now_s)
         else:
             self.fail(slot, error, now_s)

@@ -83,6 +83,11 @@ def export(core: PrefillCore, metrics: Metrics) -> None:
         "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: slot_table.blocks_reserved
     )
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.blocks_total)
+    metrics.total(
+        "assumed_end_tokens",
+        "Calls without a handoff, answered with the end token alone, as the engine omits it.",
+        lambda: prefilling.assumed_end_total,
+    )
     metrics.gauge("engine_ready", "1 while the engine answers.", lambda: float(prefilling.is_ready))
     metrics.gauge(
         "control_running_requests",

@@ -14,7 +14,7 @@ from kvmesh.conformance.recording import Recording
 from kvmesh.conformance.share import OUTPUT_TOKENS
 from kvmesh.conformance.trial import Trial
 from kvmesh.conformance.verdict import Judged, Verdict, failed, judged, not_judged, not_offered
-from kvmesh.triton.errors import CallError, EngineError, EngineStalled, HandoffLost
+from kvmesh.triton.errors import HANDOFF_FAULTS, CallError
 from kvmesh.triton.port import CallKind
 
 Prompt = tuple[int, ...]
@@ -22,11 +22,8 @@ Prompt = tuple[int, ...]
 HELD_S: Final = 2.0
 """Time within which the load shows a handoff."""
 
-UNTRIED: Final = (HandoffLost, EngineError, EngineStalled)
-"""Errors that say that handoffs do not work, as in `services.decode.handoff_trial`."""
-
-UNTRIED_CHARACTERS: Final = 80
-"""Longest text of such an error in a reason."""
+FAULT_CHARACTERS: Final = 80
+"""Longest text of an error of HANDOFF_FAULTS in a reason."""
 
 CUT_BYTES: Final = 9
 
@@ -59,8 +56,8 @@ async def _generated(trial: Trial, prompt: Prompt, handoff: bytes) -> Recording:
     Raises Judged if handoffs do not work with a model that does not claim it: replicas find that out with the first one.
     """
     answer = await _decoded(trial, prompt, handoff)
-    if not trial.offer.claims_handoffs and isinstance(answer.error, UNTRIED):
-        fault = f"handoffs between these servers do not work: {told(answer.error, UNTRIED_CHARACTERS)}"
+    if not trial.offer.claims_handoffs and isinstance(answer.error, HANDOFF_FAULTS):
+        fault = f"handoffs between these servers do not work: {told(answer.error, FAULT_CHARACTERS)}"
         raise Judged(not_offered(fault, FALLBACKS["disaggregated"]))
     return answer
 

@@ -38,6 +38,7 @@ def test_an_answer_without_a_handoff_is_its_end_token_if_the_engine_gives_handof
     (call_id,) = replica.engine.live
     replica.engine.fail(call_id, NoHandoff("contextParams must be present in the response"), replica.now_s)
     replica.read()
+    assert replica.core.prefilling.assumed_end_total == gives_handoffs
     if gives_handoffs:
         assert view.ids == [next_token([7, 8, 9])] and view.failure is None
     else:

@@ -11,7 +11,14 @@ import pytest
 
 from kvmesh.triton.metrics_page import NoMetrics, read_page
 from kvmesh.triton.port import EngineLoad
-from kvmesh.triton.server_metrics import PAGE_BYTES_MAX, ServerMetrics, measured_load, read_metrics
+from kvmesh.triton.server_metrics import (
+    LINES_MAX,
+    PAGE_BYTES_MAX,
+    SAMPLES_MAX,
+    ServerMetrics,
+    measured_load,
+    read_metrics,
+)
 
 PAGE = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
 # TYPE nv_trt_llm_request_metrics gauge
@@ -58,6 +65,22 @@ def test_any_bytes_are_a_page() -> None:
         found = read_metrics(bytes(page[: rng.randrange(len(page))]), "tensorrt_llm")
         load = measured_load(found, None, 0)
         assert load is None or 0 <= load.blocks_free <= load.blocks_total
+
+
+def test_the_work_for_a_page_is_bounded() -> None:
+    """So many lines are looked at, so many are parsed, and each place of a label is looked at once."""
+    assert PAGE_BYTES_MAX <= 1 << 20
+    assert read_metrics(b"\n" * (LINES_MAX - PAGE.count(b"\n")) + PAGE, "tensorrt_llm") == TOLD
+    assert read_metrics(b"\n" * LINES_MAX + PAGE.split(b"\n", 2)[2], "tensorrt_llm") == ServerMetrics()
+    line = b'nv_trt_llm_request_metrics{model="tensorrt_llm"} 1\n'
+    assert read_metrics(line * SAMPLES_MAX + PAGE, "tensorrt_llm") == ServerMetrics()
+    other = line.replace(b"tensorrt_llm", b"other")
+    assert read_metrics(other * SAMPLES_MAX + PAGE, "tensorrt_llm") == TOLD
+    # A label that began in the middle of a word would make the search quadratic.
+    inside = b'nv_trt_llm_kv_cache_block_metrics{%smodel="tensorrt_llm",kv_cache_block_type="max"} 7\n'
+    assert read_metrics(inside % b"", "tensorrt_llm").blocks_total == 7
+    for word in (b"a-", b"a" * 900 + b"-", b"a" * 100):
+        assert not read_metrics(inside % word, "tensorrt_llm").blocks_total
 
 
 def test_the_load_of_an_idle_engine_is_not_its_last_iteration() -> None:
@@ -114,7 +137,23 @@ async def test_a_page_is_read_with_its_length_or_to_its_end() -> None:
         (lambda writer: writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), "404"),
         (lambda writer: writer.close(), "the answer is ''"),
         (lambda _: None, "no answer within 0.05 s"),
-        (lambda writer: writer.write(b"x" * (PAGE_BYTES_MAX + (20 << 10))), "longer than"),
+        (lambda writer: writer.write(b"x" * (20 << 10)), "head of the answer is longer than 16384"),
+        (
+            lambda writer: writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 9999999\r\n\r\n"),
+            "page is longer",
+        ),
+        (
+            lambda writer: writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: %s\r\n\r\n" % (b"9" * 9000)),
+            "longer",
+        ),
+        (
+            lambda writer: writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (PAGE_BYTES_MAX + 1)),
+            "page is longer",
+        ),
+        (
+            lambda writer: (writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nx"), writer.close()),
+            "page ends after 1 of 9",
+        ),
     ],
 )
 async def test_a_page_that_cannot_be_read_has_a_reason(answer: Answer, reason: str) -> None:
