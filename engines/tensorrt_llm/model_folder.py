@@ -33,11 +33,27 @@ def read(name: str) -> ModelFacts:
         raise SettingsRefused(
             f"{folder} has no weights: allowed are files that end with {', '.join(_WEIGHTS)}."
         )
+    _check_shards(folder)
     digest = xxhash.xxh3_64((folder / "config.json").read_bytes())
     for each in weights:
         digest.update(f"{each.name} {each.stat().st_size}\n".encode())
     longest = _number(config, "max_position_embeddings", folder)
     return ModelFacts(folder.resolve().name, vocab_size, longest, digest.hexdigest())
+
+
+def _check_shards(folder: Path) -> None:
+    """Raise SettingsRefused if the index of the weights names a file that is not there, as after a broken download."""
+    for path in sorted(folder.glob("*.index.json")):
+        try:
+            names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+        except (AttributeError, OSError, ValueError, KeyError, TypeError) as error:
+            raise SettingsRefused(f"{path} cannot be read: {type(error).__name__}: {error}.") from None
+        absent = sorted(str(name) for name in names if not (folder / str(name)).is_file())
+        if absent:
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise SettingsRefused(
+                f"{folder} lacks {absent[0]}{more}, which {path.name} names: download it again."
+            )
 
 
 def _config(folder: Path) -> dict[str, Any]:

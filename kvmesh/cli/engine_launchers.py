@@ -5,6 +5,7 @@ To add a kind, add it to `kvmesh.roles.ENGINE_KINDS`, and its options here.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,11 @@ class EngineLauncher:
             )
         for pool in pools:
             self._check_llm_config(pool.version)
+        if self._kind == TENSORRT_LLM and importlib.util.find_spec("tensorrt_llm") is None:
+            raise ConfigError(
+                f'engine.kind = "{TENSORRT_LLM}" needs the package tensorrt_llm, which is not installed here: '
+                'run kvmesh up in NVIDIA\'s container, or start the engines there and use "external".'
+            )
 
     @property
     def ports(self) -> tuple[str, ...]:
@@ -94,7 +100,9 @@ class EngineLauncher:
         return self._vocabularies.get(version.model_path, 0)
 
     def _check_llm_config(self, version: VersionSettings) -> None:
-        if self._kind == TENSORRT_LLM and not version.llm_config_path.is_file():
+        if self._kind != TENSORRT_LLM:
+            return
+        if not version.llm_config_path.is_file():
             raise ConfigError(
                 f'llm_config = "{version.engine.llm_config}" of version {version.name} is not a file: '
                 "allowed is an llm.yaml."

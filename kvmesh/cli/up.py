@@ -35,7 +35,7 @@ from kvmesh.config_keys import Mistakes
 from kvmesh.pool_sections import COSTS
 from kvmesh.pools import VersionSettings, pool_names, pool_settings
 from kvmesh.redis_url import without_password
-from kvmesh.roles import CONTROL, XDS
+from kvmesh.roles import CONTROL, REFERENCE, XDS
 from kvmesh.trust.names import CERTIFICATE_ROLES
 from kvmesh.trust.networks import Networks
 
@@ -189,7 +189,8 @@ def _refuse_missing_model(config: MeshConfig, version: VersionSettings) -> None:
             f'{field} = "{value}" is not a folder ({version.model_path}): '
             "name the folder with the tokenizer and the weights."
         )
-    if version.engine.arithmetic == "transformer" and not (version.model_path / WEIGHTS).exists():
+    is_transformer = version.engine.kind == REFERENCE and version.engine.arithmetic == "transformer"
+    if is_transformer and not (version.model_path / WEIGHTS).exists():
         raise ConfigError(
             f'{version.model_path} has no {WEIGHTS}, which engine.arithmetic = "transformer" computes with: allowed is the '
             'folder of the reference model. With "hashed" the reference engine serves any tokenizer, with invented tokens.'

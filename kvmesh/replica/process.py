@@ -27,20 +27,27 @@ from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
 from kvmesh.replica.configured_facts import configured_facts
 from kvmesh.replica.engine_facts import EngineFacts
+from kvmesh.replica.engine_rival import rival_of
 from kvmesh.replica.facts_reader import FactsReader
 from kvmesh.replica.life_shell import LifeShell
 from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.quarantine_file import QuarantineFile
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
+from kvmesh.replica.vocabulary import vocabulary_fault
 from kvmesh.server import ListenError
 from kvmesh.snapshot.identity import Identity
 from kvmesh.telemetry import Tracing
-from kvmesh.tokenizer_digest import tokenizer_digest
+from kvmesh.tokenizer_digest import tokenizer_digest, tokenizer_of
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
+
+RIVAL_WAIT_S: Final = 10.0
+"""Longest wait for the lease of another replica with the same engine to end. A replica that died leaves one for seconds."""
+
+RIVAL_POLL_S: Final = 0.1
 
 ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
@@ -92,6 +99,8 @@ async def _serve(options: ReplicaOptions, build: Build) -> None:
             metrics_address=options.engine_metrics,
         )
         facts = EngineFacts(await reader.read(), reader.read)
+        if fault := vocabulary_fault(tokenizer_of(version.model_path), facts.facts.vocab_size):
+            raise ModelRefused(fault)
         await _Replica(options, trust, build, facts, client).serve()
     except ExceptionGroup as group:
         refused = group.subgroup(ModelRefused)
@@ -146,6 +155,7 @@ class _Replica(process.MeshProcess):
         self._role.add_service(self.server.grpc, Parts(attach, self._engine, self.clock))
         index_telemetry.export(self._publisher, self.metrics)
         self._was_ready = asyncio.Event()
+        self._members: list[Member] = []
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
@@ -168,6 +178,7 @@ class _Replica(process.MeshProcess):
 
     def on_members(self, members: list[Member]) -> None:
         """Pass the members to the role."""
+        self._members = members
         self._role.on_members(members)
 
     async def stand_by(self, reason: str) -> None:
@@ -192,7 +203,20 @@ class _Replica(process.MeshProcess):
     async def become_ready(self) -> None:
         """Return once the engine has answered and a known control process had time to answer."""
         await self._was_ready.wait()
+        await self._refuse_shared_engine()
         await self._life.contact()
+
+    async def _refuse_shared_engine(self) -> None:
+        """Raise ModelRefused if another replica serves with the same engine."""
+        for _ in range(round(RIVAL_WAIT_S / RIVAL_POLL_S)):
+            load = self._role.core.sink.load
+            rival = rival_of(self.options.process_id, load.boot_id if load else "", self._members)
+            if not rival:
+                return
+            await asyncio.sleep(RIVAL_POLL_S)
+        raise ModelRefused(
+            f"The engine of {self.options.process_id} is that of {rival} too: allowed is an engine for each replica."
+        )
 
     async def drain(self) -> None:
         """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""

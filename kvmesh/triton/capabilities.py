@@ -176,7 +176,10 @@ def derive(
     if role == PREFILL and not capabilities.disaggregated:
         missing.append(_no_prefill(configured))
     if facts.model_version != model_version:
-        missing.append(f'parameter model_version "{model_version}" (it has "{facts.model_version}")')
+        missing.append(
+            f'model_version "{model_version}", the version by engine.salt or [versions.NAME] '
+            f'(it has "{facts.model_version}")'
+        )
     if missing or sources.differing:
         lacks = f"; it lacks: {'; '.join(missing)}" if missing else ""
         differs = f"; its sources differ: {'; '.join(sources.differing)}" if sources.differing else ""

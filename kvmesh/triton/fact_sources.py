@@ -72,7 +72,9 @@ class FactSources:
         metrics = self.found.metrics
         told = self._told("tokens_per_block", None, "", metrics.block_tokens if metrics else 0)
         if told and told != of_mesh:
-            self.missing.append(f"parameter tokens_per_block {of_mesh} (it has {told})")
+            self.missing.append(
+                f"tokens_per_block {of_mesh}, the engine.block_tokens of the mesh (it has {told})"
+            )
         if told or self._is_bad("tokens_per_block"):
             return told
         return self._or_missing(

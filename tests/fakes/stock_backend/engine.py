@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 from engines.contract import errors
-from engines.contract.outputs import RequestOutput
+from engines.contract.outputs import LoadReport, RequestOutput
 from engines.reference.engine import ReferenceEngine
+from engines.reference.scheduler import ScheduledChunk
 
 
 class StockEngine(ReferenceEngine):
@@ -17,6 +19,8 @@ class StockEngine(ReferenceEngine):
         super().__init__(*arguments)
         self._hanging: set[int] = set()
         self._hanging_lock = threading.Lock()
+        self.last_iteration: LoadReport | None = None
+        """The load in the last step, its requests included. Set by the engine thread."""
 
     def hang(self, key: int) -> None:
         """Keep a request, whose stream is open in the output queue, until its client cancels."""
@@ -32,6 +36,11 @@ class StockEngine(ReferenceEngine):
             self.output_queue.put([(key, RequestOutput(is_final=True))])
         else:
             super().cancel(key)
+
+    def _step(self, plan: list[ScheduledChunk]) -> None:
+        load = self.core.load()
+        super()._step(plan)
+        self.last_iteration = replace(load, steps_total=self.core.counters.steps)
 
     def close(self) -> None:
         """See contract.engine."""

@@ -44,8 +44,9 @@ class TritonPythonModel(TritonModel):
             written["parameters"][name] = {"string_value": str(getattr(self._settings, name))}
         super().initialize({**args, "model_config": json.dumps(written)})
         engine = self._engine
-        self._gauges = StockGauges(*self._names, engine.config.block_tokens, engine.config.running_max)
-        engine.subscribe_load(0, self._gauges)
+        sizes = (engine.config.block_tokens, engine.config.running_max)
+        self._gauges = StockGauges(*self._names, *sizes, lambda: engine.last_iteration)
+        self._gauges.start()
 
     def start_engine(
         self, parameters: dict[str, str], output_queue: OutputQueue, kill_server: Callable[[], None]
@@ -58,6 +59,11 @@ class TritonPythonModel(TritonModel):
         engine.start()
         limits = RequestLimits(arithmetic.vocab_size, arithmetic.max_sequence_tokens)
         return StartedEngine(engine, limits, int(parameters["cancellation_check_period_ms"]) / 1000)
+
+    def finalize(self) -> None:
+        """See TritonModel."""
+        self._gauges.close()
+        super().finalize()
 
     def _take(self, request: Any, sender: Any, arrival_ns: int) -> None:
         def tensor(name: str) -> npt.NDArray[Any] | None:

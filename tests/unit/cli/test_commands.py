@@ -45,7 +45,7 @@ from kvmesh.cli.supervisor import STOP_S_MAX, Wait
 from kvmesh.cli.up import up
 from kvmesh.client import Client, connections
 from kvmesh.config import ROOT, ConfigError, MeshConfig, parse
-from kvmesh.config_sections import Control, Decode, Engine, Frontend, Prefill, Redis
+from kvmesh.config_sections import Control, Decode, Engine, Frontend, Mesh, Prefill, Redis
 from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
@@ -818,6 +818,21 @@ async def test_costs_without_effect_are_reported(
         pass
     line = 'Without effect while engine.arithmetic = "transformer": engine.step_s, engine.prefill_s.\n'
     assert (line in screen.getvalue()) == is_warned
+
+
+async def test_external_engines_have_their_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of Hugging Face has no file of the reference model."""
+    fake = Process("frontend-0", "frontend", (sys.executable, "-c", FAKE), (), ReadyLine())
+    monkeypatch.setattr(up_module, "processes_of", lambda *_: [fake])
+    config = MeshConfig(
+        mesh=Mesh(model_dir=str(LLAMA)),
+        engine=Engine(kind="external"),
+        decode=Decode(engines=("10.0.0.1:8001",)),
+    )
+    async with up_module.running_mesh(config, tmp_path, Console(file=io.StringIO())) as (supervisor, _):
+        assert list(supervisor.members) == ["frontend-0"]
 
 
 def test_the_version_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from kvmesh.cli.planned_process import Process
 from kvmesh.cli.processes import processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.supervisor import Limits, ProcessFailed, supervised
-from kvmesh.config import ConfigError, parse
+from kvmesh.config import ROOT, ConfigError, parse
 from kvmesh.roles import ENGINE_KINDS, option_of
 
 EXTERNAL = '[engine]\nkind = "external"\n'
@@ -70,8 +70,11 @@ def test_each_pool_has_external_engines_of_its_own(tmp_path: Path) -> None:
     }
 
 
-def test_tensorrt_llm_engines_get_their_file_and_their_gpus(tmp_path: Path) -> None:
+def test_tensorrt_llm_engines_get_their_file_and_their_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The version's llm.yaml goes before that of the section, and an engine loads its weights for minutes."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "fakes" / "tensorrt_llm")
     for name in ("llm.yaml", "next.yaml"):
         (tmp_path / name).write_text("model: /models/m\n")
     text = (
@@ -134,6 +137,13 @@ def test_tensorrt_llm_engines_get_their_file_and_their_gpus(tmp_path: Path) -> N
         (
             '[engine]\nkind = "tensorrt_llm"\nllm_config = "none.yaml"',
             'llm_config = "none.yaml" of version kvmesh-1 is not a file: allowed is an llm.yaml.',
+        ),
+        (
+            '[engine]\nkind = "tensorrt_llm"\nllm_config = "kvmesh.toml"',
+            (
+                'engine.kind = "tensorrt_llm" needs the package tensorrt_llm, which is not installed here: '
+                'run kvmesh up in NVIDIA\'s container, or start the engines there and use "external".'
+            ),
         ),
         (
             '[engine]\nkind = "tensorrt_llm"\nllm_config = "kvmesh.toml"\ngpus = ["0"]',

@@ -139,6 +139,16 @@ def test_a_model_folder_tells_its_sizes(tmp_path: Path) -> None:
     ("break_it", "sentence"),
     [
         (lambda path: (path / "model.safetensors").unlink(), "has no weights"),
+        (
+            lambda path: (path / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
+            ),
+            "lacks model-2.safetensors, which model.safetensors.index.json names",
+        ),
+        (
+            lambda path: (path / "model.safetensors.index.json").write_text("[]"),
+            "index.json cannot be read",
+        ),
         (lambda path: (path / "config.json").unlink(), "config.json cannot be read"),
         (lambda path: (path / "config.json").write_text("[]"), "config.json is no object"),
         (lambda path: folder(path, vocab_size="4096"), "has vocab_size = '4096'"),

@@ -145,8 +145,8 @@ def test_one_refusal_lists_all_missing_parts() -> None:
         "max_batch_size",
         "kv_blocks",
         'vocab_size as a whole number above 0 (it is "many")',
-        'model_version "v1" (it has "v2")',
-        "tokens_per_block 16 (it has 32)",
+        'model_version "v1", the version by engine.salt or [versions.NAME] (it has "v2")',
+        "tokens_per_block 16, the engine.block_tokens of the mesh (it has 32)",
     ):
         assert part in text, part
 

@@ -176,7 +176,7 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         GIVEN,
         replace(METRICS, metrics=ServerMetrics(block_tokens=32)),
         {},
-        "it lacks: parameter tokens_per_block 64 (it has 32)",
+        "it lacks: tokens_per_block 64, the engine.block_tokens of the mesh (it has 32)",
     ),
     (
         "cpp_backend",
@@ -192,7 +192,7 @@ CASES: list[tuple[str, str, ConfiguredFacts, MetricsFound, dict[str, str], str]]
         GIVEN,
         NO_METRICS,
         {"model_version": "llama-2"},
-        'it lacks: parameter model_version "llama-1" (it has "llama-2")',
+        'it lacks: model_version "llama-1", the version by engine.salt or [versions.NAME] (it has "llama-2")',
     ),
     (
         "llm_api",
