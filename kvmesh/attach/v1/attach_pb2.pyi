@@ -1034,7 +1034,7 @@ class Finish(_message.Message):
         REASON_UNSPECIFIED: Finish._Reason.ValueType  # 0
         """No reason."""
         REASON_END_TOKEN: Finish._Reason.ValueType  # 1
-        """The model ended the answer. The end token is the last token of the log, unless the engine leaves it out. The log
+        """The model ended the answer. The end token is the last token of the log, unless a guide ended it. The log
         may then be empty.
         """
         REASON_LENGTH: Finish._Reason.ValueType  # 2
@@ -1056,7 +1056,7 @@ class Finish(_message.Message):
     REASON_UNSPECIFIED: Finish.Reason.ValueType  # 0
     """No reason."""
     REASON_END_TOKEN: Finish.Reason.ValueType  # 1
-    """The model ended the answer. The end token is the last token of the log, unless the engine leaves it out. The log
+    """The model ended the answer. The end token is the last token of the log, unless a guide ended it. The log
     may then be empty.
     """
     REASON_LENGTH: Finish.Reason.ValueType  # 2

@@ -29,7 +29,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """No reason."""
     FINISH_REASON_END_TOKEN: _FinishReason.ValueType  # 1
-    """The model ended its turn. The end token is the last id, unless the engine leaves it out of its answers."""
+    """The model ended its turn. The end token is the last id. A guided output may end without one."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
     """A stop string appeared."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
@@ -47,7 +47,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """No reason."""
 FINISH_REASON_END_TOKEN: FinishReason.ValueType  # 1
-"""The model ended its turn. The end token is the last id, unless the engine leaves it out of its answers."""
+"""The model ended its turn. The end token is the last id. A guided output may end without one."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
 """A stop string appeared."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
