@@ -1,4 +1,4 @@
-"""An engine that omits the end token from its output, as TensorRT-LLM's C++ backend does: the requests end normally."""
+"""An engine that omits the end token from its output, as TensorRT-LLM's C++ backend does: the mesh's outputs have it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT, LONG = 8, 80
 
 
 async def test_outputs_without_their_end_token_are_complete(tmp_path: Path) -> None:
-    """Each output is the oracle's without the end token: some are empty, some end early, some at their limit."""
+    """Each output is the oracle's: some are the end token alone, some end early, some at their limit."""
     config = configure(
         engine={"arithmetic": "hashed", "max_sequence_tokens": 1024},
         prefill={"replicas": 1},
@@ -51,14 +51,15 @@ async def test_outputs_without_their_end_token_are_complete(tmp_path: Path) -> N
         await mesh.idle(10)
     kinds = set()
     for tokens, answer in zip(wanted, answers, strict=True):
-        shown = tokens[:-1] if tokens[-1] == end_token else tokens
         assert answer.error is None, answer.error
-        assert answer.ids == shown
+        assert answer.ids == tokens
         assert answer.finished is not None
         reason = answer.finished.finish_reason
-        assert reason == (pb.FINISH_REASON_LENGTH if len(shown) == MAX_TOKENS else pb.FINISH_REASON_END_TOKEN)
-        assert answer.finished.usage.output_token_count == len(shown)
-        kinds.add((ran_at_decode(answer), "empty" if not shown else pb.FinishReason.Name(reason)))
+        is_end = tokens[-1] == end_token
+        assert reason == (pb.FINISH_REASON_END_TOKEN if is_end else pb.FINISH_REASON_LENGTH)
+        assert answer.finished.usage.output_token_count == len(tokens)
+        end = "the end token alone" if tokens == [end_token] else pb.FinishReason.Name(reason)
+        kinds.add((ran_at_decode(answer), end))
     assert len(kinds) == 6, kinds  # local and disaggregated prefill, each with the three ends
 
 
