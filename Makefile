@@ -72,6 +72,7 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
 	$(BIN)/python -m bench --only versions,snapshots,hot,xds --write docs/measurements/control-plane.md
+	$(BIN)/python -m bench --only trtllm --write docs/measurements/tensorrt-llm.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md
 	$(BIN)/python -m bench --only models --write docs/measurements/models.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
