@@ -48,6 +48,16 @@ async def _wait_for_load(client: Client, timeout_s: float = 3.0, **wanted: int) 
     raise AssertionError("subscription ended")
 
 
+async def _wait_for_held_blocks(client: Client) -> None:
+    """Return when a load report tells that blocks are held, or at the third report: they are not held any more."""
+    seen = 0
+    async with patience(10.0), aclosing(client.subscribe("load_report")) as reports:
+        async for report in reports:
+            seen += 1
+            if report["blocks_free"] < BLOCKS or seen == 3:
+                return
+
+
 async def _fill(client: Client, seed: int, timeout_s: float = 3.0) -> None:
     """Run a request that needs the whole KV cache: no block is held by anything else."""
     async with patience(timeout_s):
@@ -235,6 +245,7 @@ async def test_bad_handoffs_are_refused_and_the_next_request_runs(
     late = await prefill.run(prompt, 4, "context_only")
     released = await prefill.run([1], 1, "release_handoff", handoff=late.handoff)
     assert "Invalid value for request_type: release_handoff" in str(released.error)
+    await _wait_for_held_blocks(prefill)  # the first report may be older than the handoff
     await _wait_for_load(prefill, 5.0, blocks_free=BLOCKS)  # after the transfer timeout
     assert "KV cache transfer failed" in await decoded(decode, late.handoff or b"")
     assert "must be set" in str((await decode.run(prompt, 4, "generation_only")).error)
