@@ -8,14 +8,11 @@ import threading
 from dataclasses import dataclass, field
 
 import msgspec
-import xxhash
 
-from engines.contract import errors
-from engines.contract.errors import EngineError
+from engines.contract import handoff_envelope
 
 _MAGIC = b"KVMH"
 _VERSION = 1
-_CHECK_BYTES = 8
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
@@ -34,25 +31,13 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True):
     digest: str  # of the arithmetic (weights or salt, dtype, vocabulary)
 
     def encode(self) -> bytes:
-        """Return the blob: magic, version, body, and xxh3_64 of these three."""
-        body = _MAGIC + bytes([_VERSION]) + msgspec.msgpack.encode(self)
-        return body + xxhash.xxh3_64_digest(body)
+        """Return the blob (see handoff_envelope)."""
+        return handoff_envelope.sealed(self, _MAGIC, _VERSION)
 
 
 def decode(blob: bytes) -> Handoff:
     """Decode a blob; raises EngineError with the reason if the blob is malformed."""
-    body, check = blob[:-_CHECK_BYTES], blob[-_CHECK_BYTES:]
-    if len(body) < len(_MAGIC) + 1 or not body.startswith(_MAGIC):
-        raise EngineError(errors.HANDOFF_MALFORMED.format(reason="not a handoff of this engine"))
-    if body[len(_MAGIC)] != _VERSION:
-        reason = f"version {body[len(_MAGIC)]}, this engine reads {_VERSION}"
-        raise EngineError(errors.HANDOFF_MALFORMED.format(reason=reason))
-    if xxhash.xxh3_64_digest(body) != check:
-        raise EngineError(errors.HANDOFF_MALFORMED.format(reason="truncated or altered"))
-    try:
-        return msgspec.msgpack.decode(body[len(_MAGIC) + 1 :], type=Handoff)
-    except msgspec.MsgspecError as error:
-        raise EngineError(errors.HANDOFF_MALFORMED.format(reason=str(error))) from error
+    return handoff_envelope.opened(blob, Handoff, _MAGIC, _VERSION)
 
 
 @dataclass(slots=True)
