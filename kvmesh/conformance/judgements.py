@@ -85,7 +85,7 @@ def difference(expected: Recording | Sequence[int], got: Recording | Sequence[in
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
     expects, has = shown(one[at : at + _SHOWN_IDS]), shown(other[at : at + _SHOWN_IDS])
-    return f"from token {at} on [{has}] in place of [{expects}]"
+    return f"from token {at} on `{has}` in place of `{expects}`"
 
 
 def shown(tokens: Sequence[int]) -> str:
