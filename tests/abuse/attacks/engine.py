@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -35,6 +36,10 @@ HONEST_TOKENS: Final = 2
 """Correct responses before a stream is corrupted in its middle."""
 
 READMITTED_S_MAX: Final = 15.0
+
+BOOT: Final = re.compile(rb'"boot_id": ?"([0-9a-f]{16})"')
+LIARS_BOOT: Final = b"00000000deadbeef"
+"""Boot that the lying engine names as its own: a replica refuses an engine whose boot another replica has."""
 
 DEADLINE_S: Final = 40.0
 """Longer than the failure detectors need for a silent engine."""
@@ -143,6 +148,7 @@ class Proxy:
     def __init__(self, engine: str) -> None:
         self.lie: Spoil | None = None
         self.spoilt = 0
+        self._boot = b""
         self._channel = grpc.aio.insecure_channel(engine, options=(("grpc.max_receive_message_length", -1),))
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -152,10 +158,11 @@ class Proxy:
         async def handle(
             requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
         ) -> None:
-            call = self._channel.stream_stream(method, None, None)(requests)
+            call = self._channel.stream_stream(method, None, None)(self._to_engine(requests))
             number = 0
             try:
-                async for answer in call:
+                async for honest in call:
+                    answer = self._with_own_boot(honest)
                     if method != STREAM_INFER or self.lie is None:
                         await context.write(answer)
                         continue
@@ -172,6 +179,16 @@ class Proxy:
                 call.cancel()
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    def _with_own_boot(self, answer: bytes) -> bytes:
+        """Return the answer with the liar's boot: ids of equal lengths, so that no length in the message changes."""
+        if not self._boot and (found := BOOT.search(answer)):
+            self._boot = found[1]
+        return answer.replace(self._boot, LIARS_BOOT) if self._boot else answer
+
+    async def _to_engine(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request.replace(LIARS_BOOT, self._boot) if self._boot else request
 
     async def _spoilt(self, answer: bytes, number: int) -> AsyncIterator[bytes]:
         response = service_pb2.ModelStreamInferResponse.FromString(answer)
