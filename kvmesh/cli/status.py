@@ -20,12 +20,12 @@ from kvmesh.cli.mesh_file import ListedProcess, MeshFile
 from kvmesh.cli.readiness import CALL_S, health_of, is_model_ready, redis_fault
 from kvmesh.config import MeshConfig
 from kvmesh.life_state import OUT_OF_SERVICE
+from kvmesh.metrics_page import NoMetrics, read_page
 from kvmesh.redis_url import database_of, displayed_address
 from kvmesh.router.v1 import router_pb2 as router
 from kvmesh.router.v1 import router_pb2_grpc as router_grpc
 
 SCRAPE_S: Final = 3.0
-_SCRAPE_BYTES_MAX: Final = 4 << 20
 
 _UNITS: Final = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
@@ -283,24 +283,16 @@ def _costs(router_status: router.GetStatusResponse) -> PrefillCosts | None:
 
 
 async def _scrape(address: str) -> list[Sample] | None:
-    """Return the samples at `address` without histogram buckets; None without an answer."""
+    """Return the samples at `address` without histogram buckets; None if its page cannot be read."""
     if not address:
         return None
-    host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(SCRAPE_S):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=_SCRAPE_BYTES_MAX)
-            try:
-                writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-                answer = await reader.read(-1)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        page = await read_page(address, SCRAPE_S)
+    except NoMetrics:
         return None
-    _, _, body = answer.partition(b"\r\n\r\n")
     return [
         Sample(name=sample.name, labels=dict(sample.labels), value=sample.value)
-        for family in text_string_to_metric_families(body.decode("utf-8", "replace"))
+        for family in text_string_to_metric_families(page.decode("utf-8", "replace"))
         for sample in family.samples
         if not sample.name.endswith("_bucket")
     ]

@@ -21,9 +21,9 @@ from kvmesh.conformance.engine_state import (
 from kvmesh.conformance.prompts import Prompts
 from kvmesh.conformance.session import Session
 from kvmesh.conformance.verdict import Judged, not_judged
+from kvmesh.metrics_page import NoMetrics, read_page
 from kvmesh.triton.errors import EngineLost
-from kvmesh.triton.metrics_page import NoMetrics, read_page
-from kvmesh.triton.server_metrics import ServerMetrics, read_metrics
+from kvmesh.triton.server_metrics import PAGE_BYTES_MAX, ServerMetrics, read_metrics
 from kvmesh.triton.subscription_policy import RENEW_BYTES
 
 STABLE_S: Final = 0.15
@@ -185,7 +185,7 @@ class StateWatch:
 
     def _traffic(self) -> Traffic:
         most_open = self._session.most_open
-        # Of several calls, those that were cancelled a moment ago may still be seen beside their successors.
+        # An engine may still count calls that were cancelled a moment ago, beside their successors.
         own_most = (most_open if most_open <= 1 else 2 * most_open) + self.source.slack.requests
         return Traffic(self.was_quiet, self.source.most, own_most)
 
@@ -193,6 +193,6 @@ class StateWatch:
 async def metrics_at(address: str, model: str) -> ServerMetrics:
     """Return what the page /metrics of the server at `address` ("host:port") tells of a model. Raises EngineLost."""
     try:
-        return read_metrics(await read_page(address, FETCH_S), model)
+        return read_metrics(await read_page(address, FETCH_S, bytes_max=PAGE_BYTES_MAX), model)
     except NoMetrics as error:
         raise EngineLost(f"http://{address}/metrics cannot be read: {error}") from None

@@ -7,12 +7,12 @@ import logging
 from typing import Final
 
 from kvmesh.attach import frames
+from kvmesh.metrics_page import NoMetrics, read_page
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.fact_sources import NO_METRICS, ConfiguredFacts, MetricsFound
-from kvmesh.triton.metrics_page import NoMetrics, read_page
 from kvmesh.triton.port import CallKind, EngineCall
-from kvmesh.triton.server_metrics import read_metrics
+from kvmesh.triton.server_metrics import PAGE_BYTES_MAX, read_metrics
 from kvmesh.triton.tensors import RequestTensors
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class FactsReader:
         if not self._address:
             return NO_METRICS
         try:
-            page = await read_page(self._address)
+            page = await read_page(self._address, bytes_max=PAGE_BYTES_MAX)
         except NoMetrics as error:
             return MetricsFound(self._address, reason=str(error))
         return MetricsFound(self._address, read_metrics(page, self._client.model))

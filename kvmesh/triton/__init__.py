@@ -4,5 +4,5 @@ Pure parts (no I/O, no clock): `port` (the interface of the cores), `capabilitie
 `errors`, `tensors`, `liveness`, `deferred_calls`, `subscription_policy`.
 
 With I/O: `client` (calls to one Triton server), `engine` (the port on it), `subscription` (a stream of the engine),
-`metrics_page` and `metrics_poll` (Triton's /metrics).
+`metrics_poll` (Triton's /metrics).
 """

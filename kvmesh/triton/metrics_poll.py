@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kvmesh.triton.metrics_page import NoMetrics, read_page
+from kvmesh.metrics_page import NoMetrics, read_page
 from kvmesh.triton.port import EngineLoad
-from kvmesh.triton.server_metrics import ServerMetrics, measured_load, read_metrics
+from kvmesh.triton.server_metrics import PAGE_BYTES_MAX, ServerMetrics, measured_load, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class MetricsPoll:
         while True:
             reason = ""
             try:
-                found = read_metrics(await read_page(self._address), self._model)
+                page = await read_page(self._address, bytes_max=PAGE_BYTES_MAX)
+                found = read_metrics(page, self._model)
                 load = measured_load(found, before, self._open_calls())
                 before = found
                 if load is not None:

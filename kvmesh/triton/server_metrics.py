@@ -1,4 +1,4 @@
-"""What Triton's /metrics tells of an engine: sizes of its KV cache, and its load. Pure.
+"""Sizes and load of an engine's KV cache, from Triton's /metrics. Pure.
 
 Families: `nv_trt_llm_*` of TensorRT-LLM's C++ backend (NVIDIA/TensorRT-LLM at 0d5352f5, custom_metrics_reporter.cc), and
 `nv_inference_pending_request_count` of Triton. The page is input of another process: unknown lines and bad numbers are

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.buckets.ledger import Ledger
 from kvmesh.buckets.operations import Show, Shown
+from kvmesh.metrics_page import NoMetrics, read_page
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.roles import CONTROL, SERVERS
 from kvmesh.server import channel
@@ -95,19 +96,12 @@ async def scrape(rig: Rig, name: str) -> dict[str, float]:
     Samples with labels are summed. Those with the label `kind` are also returned one by one, as "name kind".
     """
     address = rig.metrics_address(name)
-    host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-                answer = await reader.read(-1)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError) as error:
+        page = await read_page(address, ANSWER_S)
+    except NoMetrics as error:
         raise Unreachable(f"{name} does not serve metrics at {address}") from error
     samples: dict[str, float] = {}
-    for metric in text_string_to_metric_families(answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")):
+    for metric in text_string_to_metric_families(page.decode("utf-8", "replace")):
         for sample in metric.samples:
             if not sample.name.endswith("_bucket"):
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value

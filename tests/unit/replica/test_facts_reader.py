@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
+from kvmesh.metrics_page import NoMetrics
 from kvmesh.replica import facts_reader
 from kvmesh.replica.facts_reader import PAGE_TRIES, FactsReader
 from kvmesh.triton.capabilities import ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.fact_sources import NOTHING, MetricsFound
-from kvmesh.triton.metrics_page import NoMetrics
 from tests.unit.triton.fake_engine import facts
 
 PAGE = b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="m",version="1"} 9\n'
@@ -35,7 +35,7 @@ def reader(
     """Return a reader of a page that answers after `slow_pages` reads, and the addresses of its reads."""
     reads: list[str] = []
 
-    async def read_page(address: str) -> bytes:
+    async def read_page(address: str, *, bytes_max: int) -> bytes:
         reads.append(address)
         if len(reads) <= slow_pages:
             raise NoMetrics("no answer within 1 s")

@@ -1,25 +1,28 @@
-"""Reads the page /metrics of a Triton server over HTTP."""
+"""Reads a page /metrics over HTTP: of a process of the mesh, or of a Triton server."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
-from kvmesh.triton.server_metrics import PAGE_BYTES_MAX
+BYTES_MAX: Final = 4 << 20
+"""Longest page, unless the caller says otherwise."""
 
 TIMEOUT_S: Final = 1.0
 HEAD_BYTES_MAX: Final = 16 << 10
 LENGTH_DIGITS_MAX: Final = 9
 PART_BYTES: Final = 64 << 10
-TOO_LONG: Final = f"the page is longer than {PAGE_BYTES_MAX} bytes"
 
 
 class NoMetrics(Exception):
     """The page could not be read. The text is the reason, without the address."""
 
 
-async def read_page(address: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Return the page of the server at `address`, "host:port". Raises NoMetrics."""
+async def read_page(address: str, timeout_s: float = TIMEOUT_S, *, bytes_max: int = BYTES_MAX) -> bytes:
+    """Return the page of the server at `address`, "host:port". Raises NoMetrics.
+
+    `timeout_s`: longest time until the page is complete. `bytes_max`: a longer page is refused.
+    """
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
@@ -27,8 +30,10 @@ async def read_page(address: str, timeout_s: float = TIMEOUT_S) -> bytes:
             try:
                 # HTTP/1.0: the server closes the connection behind the page, and does not cut it into chunks.
                 writer.write(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-                length = _length(await _head(reader))
-                return await _to_end(reader) if length is None else await reader.readexactly(length)
+                length = _length(await _head(reader), bytes_max)
+                if length is None:
+                    return await _to_end(reader, bytes_max)
+                return await reader.readexactly(length)
             finally:
                 writer.close()
     except TimeoutError:
@@ -56,23 +61,27 @@ def _status(head: bytes) -> str:
     return head.split(b"\r\n", 1)[0].decode("latin-1")[:80]
 
 
-def _length(head: bytes) -> int | None:
+def _length(head: bytes, bytes_max: int) -> int | None:
     """Return the length of the page. Triton keeps the connection of a client that asks with HTTP/1.0 open."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
             text = value.strip()
-            if len(text) > LENGTH_DIGITS_MAX or int(text) > PAGE_BYTES_MAX:
-                raise NoMetrics(TOO_LONG)
+            if len(text) > LENGTH_DIGITS_MAX or int(text) > bytes_max:
+                raise _too_long(bytes_max)
             return int(text)
     return None
 
 
-async def _to_end(reader: asyncio.StreamReader) -> bytes:
+async def _to_end(reader: asyncio.StreamReader, bytes_max: int) -> bytes:
     """Return a page without a length."""
     page = bytearray()
     while part := await reader.read(PART_BYTES):
         page += part
-        if len(page) > PAGE_BYTES_MAX:
-            raise NoMetrics(TOO_LONG)
+        if len(page) > bytes_max:
+            raise _too_long(bytes_max)
     return bytes(page)
+
+
+def _too_long(bytes_max: int) -> NoMetrics:
+    return NoMetrics(f"the page is longer than {bytes_max} bytes")
