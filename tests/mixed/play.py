@@ -25,7 +25,7 @@ WRONG_MAX: Final = 20
 
 @dataclass(slots=True)
 class PoolResult:
-    """What one pool answered. Tokens are those of prompts."""
+    """The answers of one pool. Tokens are those of prompts."""
 
     answers: int = 0
     cancelled: int = 0

@@ -12,7 +12,7 @@ FILE = "stock.json"
 
 
 class Handoffs(Enum):
-    """What a server does with a handoff of another server."""
+    """Treatment of a handoff of another server."""
 
     WORLD = "world"
     """Both are in one MPI world: the KV blocks are pulled."""

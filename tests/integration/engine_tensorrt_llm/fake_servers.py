@@ -60,16 +60,15 @@ def launch(config: Path, *options: str) -> Server:
     command = ["env", f"PYTHONPATH={FAKE}", sys.executable, "-m", "engines.tensorrt_llm.serve"]
     command += [f"--config={config}", f"--host={host}", f"--grpc-port={grpc}", f"--http-port={http}"]
     command += [f"--metrics-port={metrics}", f"--shm-prefix={prefix}", f"--work-dir={directory / 'work'}"]
-    server = Server(
-        f"{host}:{grpc}",
-        f"{host}:{http}",
-        "",
-        prefix,
-        directory / "log",
-        time.monotonic(),
-        [*command, "--die-with-parent", *options],
-        f"{host}:{metrics}",
-    )
+    return _started(host, (grpc, http, metrics), prefix, directory, [*command, "--die-with-parent", *options])
+
+
+def _started(
+    host: str, ports: tuple[int, int, int], prefix: str, directory: Path, command: list[str]
+) -> Server:
+    """Start a server. `ports`: of gRPC, HTTP and metrics."""
+    grpc, http, metrics = (f"{host}:{port}" for port in ports)
+    server = Server(grpc, http, "", prefix, directory / "log", time.monotonic(), command, metrics)
     server.start()
     return server
 
@@ -103,15 +102,5 @@ def launch_by_hand(config: Path, *options: str) -> Server:
     ]
     libraries = sysconfig.get_config_var("LIBDIR") or ""
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-    server = Server(
-        f"{host}:{grpc}",
-        f"{host}:{http}",
-        "",
-        prefix,
-        directory / "log",
-        time.monotonic(),
-        ["env", f"PYTHONPATH={FAKE}", f"LD_LIBRARY_PATH={libraries}", path, *command],
-        f"{host}:{metrics}",
-    )
-    server.start()
-    return server
+    setting = [f"PYTHONPATH={FAKE}", f"LD_LIBRARY_PATH={libraries}", path]
+    return _started(host, (grpc, http, metrics), prefix, directory, ["env", *setting, *command])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,17 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from engines.contract.request import SamplingParams
-from engines.reference.sampling import top_log_probabilities
 from kvmesh.triton import capabilities
+from tests.integration.engine.behaviours import (
+    SAMPLED,
+    a_stop_ends_the_request_with_its_id,
+    answers_equal_the_arithmetic,
+    cancel_a_hundred_at_random,
+    drawn,
+    prompt_of,
+)
 from tests.integration.engine.servers import Client, Server, request
+from tests.integration.engine.subscriptions import apply, read_snapshot, wait_for_load
 from tests.integration.engine_tensorrt_llm.fake_servers import (
     BLOCK_TOKENS,
     BLOCKS,
@@ -31,21 +37,13 @@ from tests.patience import patience
 from tests.unit.engine.engines import CONFIG, running
 
 Servers = tuple[Server, Server, Server]
-_SAMPLED = {"temperature": 0.9, "runtime_top_p": 0.9, "seed": 11}
 _ROOM = BLOCKS * BLOCK_TOKENS
+LOWEST = 100
+"""Lowest token id of a prompt: the fake fails at some below it."""
 
 
 def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(100, 4096), k=length)
-
-
-async def _wait_for_load(client: Client, timeout_s: float = 3.0, **wanted: int) -> dict[str, Any]:
-    """Return the first load report with these values."""
-    async with patience(timeout_s), aclosing(client.subscribe("load_report")) as reports:
-        async for report in reports:
-            if all(report[name] == value for name, value in wanted.items()):
-                return report
-    raise AssertionError("subscription ended")
+    return prompt_of(seed, length, LOWEST)
 
 
 async def _wait_for_held_blocks(client: Client) -> None:
@@ -100,30 +98,12 @@ async def test_the_warm_up_has_run_before_the_model_was_ready(servers: Servers) 
     assert {(len(each["prompt"]), each["sampling"]["max_tokens"]) for each in warm_up} == {(256, 8)}
 
 
-@pytest.mark.parametrize("options", [{}, _SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 async def test_disaggregated_equals_aggregated_equals_the_arithmetic_alone(
-    prefill: Client, decode: Client, options: dict[str, Any]
+    prefill: Client, decode: Client, options: Mapping[str, Any]
 ) -> None:
     """Under concurrency and eviction, aggregated and disaggregated requests give the tokens of the arithmetic."""
-    prompts = [_prompt(seed % 5, 40)[: 20 + seed] + _prompt(100 + seed, 1 + seed * 3) for seed in range(20)]
-
-    async def disaggregated(prompt: list[int]) -> list[int]:
-        first = await prefill.run(prompt, 12, "context_only", **options)
-        assert first.error is None and first.messages == 1 and first.is_final and first.handoff is not None
-        rest = await decode.run(prompt, 12, "generation_only", handoff=first.handoff, **options)
-        assert rest.error is None and rest.tokens[:1] == first.tokens
-        return rest.tokens
-
-    async with asyncio.TaskGroup() as tasks:
-        apart = [tasks.create_task(disaggregated(prompt)) for prompt in prompts]
-        whole = [tasks.create_task(decode.run(prompt, 12, **options)) for prompt in prompts]
-    sampling = (
-        SamplingParams(float(np.float32(0.9)), 0, float(np.float32(0.9)), 11) if options else SamplingParams()
-    )
-    with running(CONFIG, prefix_reuse=False) as oracle:
-        for prompt, one, other_one in zip(prompts, apart, whole, strict=True):
-            expected = oracle.run(np.array(prompt, dtype=np.int32), 12, sampling=sampling).tokens
-            assert one.result() == other_one.result().tokens == expected
+    await answers_equal_the_arithmetic(prefill, decode, LOWEST, options)
     await _fill(prefill, 1)
     await _fill(decode, 1)
 
@@ -142,8 +122,7 @@ async def test_answers_end_as_asked(decode: Client) -> None:
 
 async def test_log_probabilities_come_beside_each_token(decode: Client) -> None:
     """Streamed as deltas: those of the raw logits, with the most likely tokens."""
-    options: dict[str, Any] = dict(_SAMPLED)
-    call = decode.stream(request(_prompt(3, 20), 6, return_log_probs=True, return_top_log_probs=3, **options))
+    call = decode.stream(request(_prompt(3, 20), 6, return_log_probs=True, return_top_log_probs=3, **SAMPLED))
     tokens: list[int] = []
     values: list[float] = []
     top: list[list[int]] = []
@@ -153,12 +132,11 @@ async def test_log_probabilities_come_beside_each_token(decode: Client) -> None:
         values += result.as_numpy("output_log_probs").reshape(-1).tolist()
         top += result.as_numpy("top_log_prob_ids").reshape(-1, 3).tolist()
     assert len(tokens) == len(values) == len(top) == 6
-    sampling = SamplingParams(float(np.float32(0.9)), 0, float(np.float32(0.9)), 11, True, 3)
+    sampling = drawn(log_probs=True, top=3)
     with running(CONFIG, prefix_reuse=False) as oracle:
         expected = oracle.run(np.array(_prompt(3, 20), dtype=np.int32), 6, sampling=sampling)
     assert tokens == expected.tokens and top == expected.top_ids
     assert values == pytest.approx(expected.log_probs, abs=1e-5)
-    assert top_log_probabilities(np.array([0.0, 1.0]), 1)[0] == [1]
 
 
 async def test_a_decode_tells_the_log_probability_of_the_prefills_token(
@@ -188,37 +166,18 @@ async def test_cancel_and_stop_free_the_blocks_within_a_second(decode: Client) -
     call = decode.stream(request(_prompt(5, 100), 500))
     async for _ in call:
         break
-    await _wait_for_load(decode, sequences_running=1)
+    await wait_for_load(decode, sequences_running=1)
     call.cancel()
-    await _wait_for_load(decode, 1.0, sequences_running=0, blocks_free=BLOCKS)
-    running_one = asyncio.create_task(decode.run(_prompt(6, 20), 500, request_id="mine"))
-    await _wait_for_load(decode, sequences_running=1)
-    stop = await decode.run([1], 1, stop=True, request_id="mine")
-    assert stop.messages == 0 and stop.error is None
-    assert len((await running_one).tokens) < 500
-    assert "request ID is not provided" in str((await decode.run([1], 1, stop=True, request_id="")).error)
+    await wait_for_load(decode, 1.0, sequences_running=0, blocks_free=BLOCKS)
+    await a_stop_ends_the_request_with_its_id(decode, LOWEST)
     await _fill(decode, 2, 1.0)
 
 
 async def test_random_cancels_leave_nothing(prefill: Client, decode: Client) -> None:
     """For cancellations at random moments the whole cache is free again, on prefill after the transfer timeout."""
-    rng = random.Random(8)
-
-    async def doomed(seed: int) -> None:
-        prompt = _prompt(seed % 7, 120)[: rng.randrange(1, 120)]
-        try:
-            async with asyncio.timeout(rng.random() * 0.2):
-                first = await prefill.run(prompt, 60, "context_only")
-                await decode.run(prompt, 60, "generation_only", handoff=first.handoff)
-        except TimeoutError:
-            pass
-
-    for batch in range(10):
-        async with asyncio.TaskGroup() as tasks:
-            for index in range(10):
-                tasks.create_task(doomed(10 * batch + index))
+    await cancel_a_hundred_at_random(prefill, decode, LOWEST)
     await _fill(decode, 3, 5.0)
-    await _wait_for_load(prefill, 5.0, sequences_running=0, sequences_waiting=0)
+    await wait_for_load(prefill, 5.0, sequences_running=0, sequences_waiting=0)
     await _fill(prefill, 3, 5.0)
 
 
@@ -246,7 +205,7 @@ async def test_bad_handoffs_are_refused_and_the_next_request_runs(
     released = await prefill.run([1], 1, "release_handoff", handoff=late.handoff)
     assert "Invalid value for request_type: release_handoff" in str(released.error)
     await _wait_for_held_blocks(prefill)  # the first report may be older than the handoff
-    await _wait_for_load(prefill, 5.0, blocks_free=BLOCKS)  # after the transfer timeout
+    await wait_for_load(prefill, 5.0, blocks_free=BLOCKS)  # after the transfer timeout
     assert "KV cache transfer failed" in await decoded(decode, late.handoff or b"")
     assert "must be set" in str((await decode.run(prompt, 4, "generation_only")).error)
     await _fill(prefill, 4)
@@ -280,30 +239,11 @@ async def test_adapters_and_retention_reach_the_llm(servers: Servers, decode: Cl
     assert "lora_task_id: 8; allowed: 7" in str((await decode.run([100], 2, lora_task_id=8)).error)
 
 
-async def _read_snapshot(messages: AsyncIterator[dict[str, Any]], cached: set[int]) -> dict[str, Any]:
-    """Apply all parts of a snapshot; return the last part."""
-    while True:
-        part: dict[str, Any] = await anext(messages)
-        _apply(part["snapshot"], cached)
-        if not part["more"]:
-            return part
-
-
-def _apply(events: list[dict[str, Any]], cached: set[int]) -> None:
-    for data in events:
-        if data["type"] == "stored":
-            assert data["parent_hash"] is None or data["parent_hash"] in cached
-            cached |= {block["block_hash"] for block in data["blocks"]}
-        else:
-            assert set(data["block_hashes"]) <= cached
-            cached -= set(data["block_hashes"])
-
-
 async def test_events_and_snapshots_give_the_cache(prefill: Client, decode: Client) -> None:
     """Snapshot and events give what a later snapshot gives; ids are consecutive; each boot has its id."""
     cached: set[int] = set()
     async with aclosing(prefill.subscribe("kv_events")) as messages:
-        snapshot = await _read_snapshot(messages, cached)
+        snapshot = await read_snapshot(messages, cached, BLOCK_TOKENS)
         event_id = snapshot["event_id"]
         for turn in range(20):
             assert (await prefill.run(_prompt(900 + turn, 60 + turn), 3)).error is None
@@ -311,19 +251,19 @@ async def test_events_and_snapshots_give_the_cache(prefill: Client, decode: Clie
             while True:
                 again: set[int] = set()
                 async with aclosing(prefill.subscribe("kv_events")) as fresh:
-                    newest = (await _read_snapshot(fresh, again))["event_id"]
+                    newest = (await read_snapshot(fresh, again, BLOCK_TOKENS))["event_id"]
                 while event_id < newest:
                     message = await anext(messages)
                     assert message["boot_id"] == snapshot["boot_id"]
                     for event in message["events"]:
                         event_id += 1
                         assert event["event_id"] == event_id
-                        _apply([event["data"]], cached)
-                report = await _wait_for_load(prefill, sequences_running=0)
+                        apply([event["data"]], cached, BLOCK_TOKENS)
+                report = await wait_for_load(prefill, sequences_running=0)
                 if again == cached and len(cached) == report["blocks_cached"] > BLOCKS // 2:
                     break
     assert report["boot_id"] == snapshot["boot_id"]
-    assert (await _wait_for_load(decode))["boot_id"] != report["boot_id"]
+    assert (await wait_for_load(decode))["boot_id"] != report["boot_id"]
 
 
 async def test_lost_events_drop_what_was_known(servers: Servers, other: Client) -> None:
@@ -336,12 +276,12 @@ async def test_lost_events_drop_what_was_known(servers: Servers, other: Client) 
             for event in message["events"]:
                 event_id += 1
                 assert event["event_id"] == event_id
-                _apply([event["data"]], cached)
+                apply([event["data"]], cached, BLOCK_TOKENS)
                 if event["data"]["type"] == "removed" and not cached:
                     drops.append(event_id)
 
     async with aclosing(other.subscribe("kv_events")) as messages:
-        snapshot, rng = await _read_snapshot(messages, cached), random.Random(4)
+        snapshot, rng = await read_snapshot(messages, cached, BLOCK_TOKENS), random.Random(4)
         reading = asyncio.create_task(read(messages, snapshot["event_id"]))
         async with patience(8.0):
             while not drops and not reading.done():
@@ -350,7 +290,7 @@ async def test_lost_events_drop_what_was_known(servers: Servers, other: Client) 
                     async with asyncio.TaskGroup() as tasks:
                         for _ in range(count):
                             tasks.create_task(other.run(_prompt(rng.randrange(10**6), 30), 4))
-                    await _wait_for_load(other, sequences_running=0)
+                    await wait_for_load(other, sequences_running=0)
                     await asyncio.sleep(0.05)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -396,7 +336,7 @@ async def test_an_llm_that_ended_takes_its_server_down(tmp_path: Path) -> None:
         server.wait_ready()
         client = Client(server.grpc)
         beside = asyncio.create_task(client.run(_prompt(12, 20), 400))
-        await _wait_for_load(client, sequences_running=1)
+        await wait_for_load(client, sequences_running=1)
         fatal = await client.run([78], 4)
         assert "engine is shutting down" in str(fatal.error)
         assert "engine is shutting down" in str((await beside).error)
@@ -420,8 +360,3 @@ async def test_a_cache_that_is_not_the_told_one_refuses_to_start(tmp_path: Path)
     finally:
         small.kill()
         wide.kill()
-
-
-def test_the_oracle_has_the_salt_of_the_fake() -> None:
-    """Both draw from the same logits."""
-    assert replace(CONFIG).salt == "" and CONFIG.vocab_size == 4096

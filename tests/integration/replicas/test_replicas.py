@@ -22,6 +22,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.config import describe
 from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
+from kvmesh.replica.process import RIVAL_WAIT_S
 from tests.conftest import unused_port
 from tests.integration.harness import ROOT, START_S_MAX, Part, configure, running_engine, until
 from tests.integration.replicas.caller import Caller, submit
@@ -278,3 +279,20 @@ def test_submit_of_the_caller_is_within_the_protocol() -> None:
     from kvmesh.attach import rules
 
     rules.check_submit(submit(1, [1, 2, 3], LOCAL), last_slot=0)
+
+
+@ONE_REDIS
+async def test_a_second_replica_with_the_same_engine_ends(tmp_path: Path, redis_url: str) -> None:
+    """Both would count the engine's blocks as theirs. The first one serves on, and another engine is no rival."""
+    async with running_pair(tmp_path, redis_url) as pair:
+        engine = pair.decode.command[list(pair.decode.command).index("--engine") + 1]
+        second = service("decode", engine, redis_url, tmp_path, number=1)
+        second.start()
+        try:
+            assert second.process is not None
+            assert await asyncio.to_thread(second.process.wait, RIVAL_WAIT_S + START_S_MAX) == 2
+        finally:
+            await _end(second)
+        sentence = "The engine of decode-1 is that of decode-0 too: allowed is an engine for each replica."
+        assert second.tail().splitlines()[-1] == sentence
+        assert await is_serving(pair.decode) and await is_serving(pair.prefill)

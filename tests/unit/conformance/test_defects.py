@@ -119,16 +119,14 @@ class ForeignTokens(FakeServer):
 class StopsEarly(FakeServer):
     """An answer of 16 tokens has 15."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, output_tokens_max=15) if request.output_tokens_max == 16 else request
 
 
 class IgnoresEndId(FakeServer):
     """The answer goes on behind end_id, not behind stop words."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         has_least = request.adjustments.output_tokens_min
         return replace(request, end_ids=frozenset()) if request.end_ids and not has_least else request
 
@@ -322,24 +320,21 @@ class LosesAlternatives(FakeServer):
 class IgnoresSeed(FakeServer):
     """Each call has a seed of its own."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, sampling=replace(request.sampling, seed=stream.key))
 
 
 class OneSeed(FakeServer):
     """All seeds are one."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, sampling=replace(request.sampling, seed=7))
 
 
 class SeedByCall(FakeServer):
     """The draws depend on the position in the call, so a resumed call draws others."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         seed = request.sampling.seed + len(request.prompt)
         return replace(request, sampling=replace(request.sampling, seed=seed))
 
@@ -347,32 +342,29 @@ class SeedByCall(FakeServer):
 class IgnoresBias(FakeServer):
     """A bias changes nothing."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, adjustments=replace(request.adjustments, bias=None))
 
 
 class IgnoresPenalty(FakeServer):
     """A penalty changes nothing."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, adjustments=replace(request.adjustments, frequency_penalty=0.0))
 
 
 class IgnoresLeast(FakeServer):
     """min_tokens changes nothing."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         return replace(request, adjustments=replace(request.adjustments, output_tokens_min=0))
 
 
 class IgnoresGuide(FakeServer):
     """A guide changes nothing."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        return replace(super().parsed(kind, stream, parameters), guide=None)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
+        return replace(request, guide=None)
 
 
 class HangsAtAnError(FakeServer):
@@ -418,8 +410,7 @@ class NoHeartbeat(FakeServer):
 class NotTheLongest(FakeServer):
     """The longest sequence is refused."""
 
-    def parsed(self, kind: RequestKind, stream: Stream, parameters: str) -> EngineRequest:
-        request = super().parsed(kind, stream, parameters)
+    def taken(self, request: EngineRequest, stream: Stream) -> EngineRequest:
         if len(request.prompt) == MAX_SEQUENCE - LAST_TOKENS:
             raise EngineError("Invalid value for input_ids: too many")
         return request

@@ -144,7 +144,7 @@ def test_a_model_that_tells_little_fails_no_check() -> None:
 
 
 def test_sizes_of_the_operator_are_taken() -> None:
-    """What the model does not tell may be given, and then is judged."""
+    """Facts that the model does not tell may be given, and then are judged."""
     sizes = {
         "vocab_size": CONFIG.vocab_size,
         "tokens_per_block": CONFIG.block_tokens,

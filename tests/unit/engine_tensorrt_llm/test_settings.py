@@ -40,7 +40,7 @@ def test_what_the_mesh_needs_is_completed_and_the_rest_kept() -> None:
 
 
 def test_the_file_of_the_model_says_what_the_settings_say() -> None:
-    """What the launcher checked is what the model reads."""
+    """The model reads the settings that the launcher checked."""
     given = changed(kvmesh__loras={7: {"name": "legal", "path": "/l"}}, enable_lora=True)
     found = settings.complete(given, FACTS, "v2")
     assert settings.from_file(yaml.safe_load(llm_file.text(found.to_file()))) == found

@@ -25,7 +25,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class Response:
-    """What the scheduler returns for one request after an iteration: the executor's Response, as the proxy passes it on."""
+    """The result of one request after an iteration: the executor's Response, as the proxy passes it on."""
 
     token_ids: Sequence[int] = ()
     log_probs: Sequence[dict[int, Logprob]] = ()
