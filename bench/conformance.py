@@ -135,7 +135,7 @@ def lines(found: Sequence[Judged]) -> list[str]:
         "# Conformance of engines",
         "",
         *pages.paragraph(
-            "What kvmesh can use of each engine, check by check ([what they check](../engines.md#conformance)). "
+            "Capabilities that kvmesh can use, engine by engine ([what the checks test](../engines.md#conformance)). "
             "Each engine runs in a real Triton server, as a pair where it has handoffs, on a machine without a GPU. "
             "TensorRT-LLM itself was not run."
         ),

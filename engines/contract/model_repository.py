@@ -42,13 +42,10 @@ class TritonInstallation:
     def backend_files(self) -> list[Path]:
         """Return the files of `<backend directory>/python`; Triton finds the stub only beside the backend's library."""
         backend = [path for path in sorted((self.root / "backends" / "python").iterdir()) if path.is_file()]
-        stubs = (
-            self.root / "python_backend_stubs"
-        )  # of the wheel; NVIDIA's containers have one stub beside the library
-        return [
-            *backend,
-            *([stubs / self.python_version / "triton_python_backend_stub"] if stubs.is_dir() else []),
-        ]
+        stubs = self.root / "python_backend_stubs"
+        if not stubs.is_dir():  # NVIDIA's containers have one stub, beside the library
+            return backend
+        return [*backend, stubs / self.python_version / "triton_python_backend_stub"]
 
 
 def write_model(directory: Path, package: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:

@@ -13,7 +13,7 @@ tell the adapter (LoRA) of a block, so blocks of adapters look like those of the
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -162,7 +162,7 @@ class CacheEvents:
             waiting += block.children
         gone += reversed(order)
 
-    def _drop_all(self, but: set[int] = frozenset()) -> list[KvCacheEvent]:  # type: ignore[assignment]  # empty is a set
+    def _drop_all(self, but: Set[int] = frozenset()) -> list[KvCacheEvent]:
         """Forget all blocks. `but`: blocks that no subscriber knows."""
         self.gaps += 1
         hashes = [value for value in reversed(self._blocks) if value not in but]

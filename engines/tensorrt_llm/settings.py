@@ -64,7 +64,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the folder of the model tells. `digest`: of its configuration, and of the names and sizes of its weights."""
+    """Facts from the folder of a model. `digest`: of its configuration, and of the names and sizes of its weights."""
 
     name: str
     vocab_size: int
@@ -188,15 +188,8 @@ def complete(given: Any, facts: ModelFacts, version: str = "") -> Settings:
         "kv_cache_config": kv_cache,
         **({} if transceiver is None else {"cache_transceiver_config": transceiver}),
     }
-    digest = "-".join(
-        map(
-            str,
-            (
-                *("trtllm", facts.digest, _data_type(llm)),
-                *(_data_type(kv_cache, "kv_cache_config."), kv_cache["tokens_per_block"]),
-            ),
-        )
-    )
+    data_types = f"{_data_type(llm)}-{_data_type(kv_cache, 'kv_cache_config.')}"
+    digest = f"trtllm-{facts.digest}-{data_types}-{kv_cache['tokens_per_block']}"
     return Settings(
         llm=completed,
         model_version=version or told["model_version"] or facts.name,

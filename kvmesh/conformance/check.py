@@ -17,13 +17,13 @@ CHECK_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model must offer for a check."""
+    """A need of a check: the model must offer something."""
 
     is_offered: Callable[[Offer], bool]
     lacks: str
-    """What a model without the capability lacks."""
+    """The missing tensor or parameter of a model that does not offer it."""
     fallback: str
-    """What kvmesh does without it."""
+    """The behaviour of kvmesh without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What kvmesh does without a capability, by its name in `capabilities.Capabilities`. Pure."""
+"""The behaviour of kvmesh without a capability, by its name in `capabilities.Capabilities`. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Triton model offers, from its metadata and configuration. Pure.
+"""Capabilities and facts that a Triton model offers, from its metadata and configuration. Pure.
 
 Unlike `capabilities.derive` nothing is refused: a size that the model does not tell is 0, and may be given by the operator.
 """

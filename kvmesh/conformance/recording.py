@@ -42,7 +42,6 @@ class Recording:
     error: CallError | None = None
     unreadable: EngineError | None = None
     """Why the responses could not be recorded to their end."""
-    was_cancelled: bool = False
     size: int = 0
     """Bytes of all responses."""
 

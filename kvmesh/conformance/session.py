@@ -33,6 +33,12 @@ CANCELLATION_S: Final = 0.1
 CLOSE_S: Final = 5.0
 """Longest time that `close` takes."""
 
+LOOK_S: Final = 0.002
+"""Period at which a call is looked at until enough responses came."""
+
+MESSAGES_MAX: Final = 256
+"""Messages of a subscription that wait to be taken."""
+
 Change = Callable[[list[InferInput]], list[InferInput]]
 """Changes the inputs of a call, for bad input."""
 
@@ -124,10 +130,6 @@ class Messages:
                 self._queue.put_nowait(None)  # wakes `get`
 
 
-MESSAGES_MAX: Final = 256
-"""Messages of a subscription that wait to be taken."""
-
-
 class Session:
     """Calls of all checks to one engine.
 
@@ -209,7 +211,7 @@ class Session:
             try:
                 await self._until(moment, made, reading)
                 if not reading.done():
-                    await self._cancel(call.request_id, reading, made, by_stop=moment.by_stop)
+                    await self._cancel(call.request_id, reading, by_stop=moment.by_stop)
             finally:
                 if not reading.done():
                     reading.cancel()
@@ -218,12 +220,14 @@ class Session:
 
     async def release(self, handoff: bytes) -> None:
         """Release a handoff. Raises CallError."""
-        await self._once(self._tensors.of_release(handoff), parameters={"request_type": "release_handoff"})
+        await self.client.request_once(
+            self._tensors.of_release(handoff), parameters={"request_type": "release_handoff"}
+        )
         self._handoffs.pop(handoff, None)
 
     async def stop(self, request_id: str) -> None:
         """Stop the calls with this id, and release the handoffs that they made. Raises CallError."""
-        await self._once(self._tensors.of_stop(), request_id=request_id)
+        await self.client.request_once(self._tensors.of_stop(), request_id=request_id)
 
     def pulled(self, handoff: bytes) -> None:
         """Note that another engine has taken this handoff."""
@@ -282,9 +286,6 @@ class Session:
             finally:
                 self._open_count -= 1
 
-    async def _once(self, inputs: list[InferInput], **options: Any) -> None:
-        await self.client.request_once(inputs, **options)
-
     async def _read(
         self,
         request_id: str,
@@ -318,12 +319,9 @@ class Session:
             await asyncio.wait((reading,), timeout=moment.after_s)
             return
         while not reading.done() and len(made.responses) < moment.responses:
-            await asyncio.wait((reading,), timeout=_LOOK_S)
+            await asyncio.wait((reading,), timeout=LOOK_S)
 
-    async def _cancel(
-        self, request_id: str, reading: asyncio.Task[None], made: Recording, *, by_stop: bool
-    ) -> None:
-        made.was_cancelled = True
+    async def _cancel(self, request_id: str, reading: asyncio.Task[None], *, by_stop: bool) -> None:
         stream = self._open.get(request_id)
         if by_stop and stream is not None and stream.is_sent:
             # A stop may overtake its call. It is repeated, as a replica does.
@@ -345,7 +343,3 @@ def _readable(made: Recording) -> Recording:
     if made.unreadable is not None:
         raise made.unreadable
     return made
-
-
-_LOOK_S: Final = 0.002
-"""Period at which a call is looked at until enough responses came."""

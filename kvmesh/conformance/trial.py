@@ -1,4 +1,4 @@
-"""What checks work with: the engine, its pair, prompts, and the share that they may use."""
+"""The parts that checks work with: the engine, its pair, prompts, and the share that they may use."""
 
 from __future__ import annotations
 

@@ -346,12 +346,16 @@ class Replica(Generic[SlotT]):
         elif self.load.state.is_aggregated != was_aggregated:
             self._trust_changed()
         if not self.is_retired:
-            queued, running = report.queued_request_count, report.running_request_count
-            age_s = report.slow_start_age_ms / 1000
-            believed_max = 0 if self.has_kv_events else report.block_total_count
             self._core.answers.on_load(
                 LoadReported(
-                    *(self.name, queued, running, now_s, age_s, is_fresh),
-                    *(believed_max, report.engine_boot_id, report.engine_ready),
+                    self.name,
+                    report.queued_request_count,
+                    report.running_request_count,
+                    now_s,
+                    slow_start_age_s=report.slow_start_age_ms / 1000,
+                    is_fresh=is_fresh,
+                    believed_blocks_max=0 if self.has_kv_events else report.block_total_count,
+                    engine_boot_id=report.engine_boot_id,
+                    is_engine_ready=report.engine_ready,
                 )
             )
