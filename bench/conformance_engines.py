@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Final
 
 import yaml
 
-from kvmesh.config import ROOT
+from bench import llm_surface
 from kvmesh.roles import ENGINE_KINDS, REFERENCE, TENSORRT_LLM
 
 
@@ -46,18 +45,12 @@ class CheckedEngine:
         return ""
 
 
-FAKE: Final = ROOT / "tests" / "fakes" / "tensorrt_llm"
 FAKE_VOCABULARY: Final = 4096
 
 
 def _llm_yaml(folder: Path) -> Sequence[str]:
-    """Write a model folder and its llm.yaml for the recorded surface, which reads no weights."""
-    model = folder / "model"
-    model.mkdir(parents=True)
-    sizes = {"vocab_size": FAKE_VOCABULARY, "max_position_embeddings": 4096}
-    (model / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
-    (model / "weights.safetensors").write_bytes(b"weights")
-    (model / "fake.json").write_text("{}", encoding="utf-8")
+    """Write a model folder and its llm.yaml for the recorded surface."""
+    llm_surface.write_model(folder / "model", FAKE_VOCABULARY, 4096, {})
     keys = {
         "model": "./model",
         "max_batch_size": 16,
@@ -102,7 +95,7 @@ ENGINES: Final = (
         "The model of `engines/tensorrt_llm` over a recorded surface of the LLM API, with hashed arithmetic.",
         _TENSORRT_LLM.module,
         prepare=_llm_yaml,
-        python_path=FAKE,
+        python_path=llm_surface.SURFACE,
         ports=_TENSORRT_LLM.ports,
     ),
     CheckedEngine(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import random
 import sys
@@ -27,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import aims, control
+from bench import aims, control, llm_surface
 from bench.processes import TEST_CORE, Fleet
 from bench.results import ScenarioResults
 from bench.windows import Case, Pace
@@ -40,9 +39,7 @@ from engines.reference.engine import ReferenceEngine
 from engines.reference.loading import load_arithmetic
 from engines.tensorrt_llm import model_folder, settings
 from engines.tensorrt_llm.engine import TensorRtLlmEngine
-from kvmesh.config import ROOT
 
-FAKE: Final = ROOT / "tests" / "fakes" / "tensorrt_llm"
 CASE: Final = Case(64, 20)
 PROMPT_TOKENS: Final = 32
 OUTPUT_TOKENS: Final = 4000
@@ -122,7 +119,7 @@ def _running(kind: str) -> Iterator[Callable[[], int]]:
         with _submitted(reference, queue) as tokens:
             yield tokens
         return
-    sys.path.insert(0, str(FAKE))
+    sys.path.insert(0, str(llm_surface.SURFACE))
     api = importlib.import_module("engines.tensorrt_llm.api")
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         given = _llm_file(Path(folder))
@@ -179,14 +176,7 @@ def _requests() -> list[EngineRequest]:
 def _llm_file(folder: Path) -> dict[str, Any]:
     """Write a model folder, and return the llm.yaml for it."""
     model = folder / "model"
-    model.mkdir()
-    files = {
-        "config.json": {"vocab_size": VOCABULARY, "max_position_embeddings": 8192},
-        "fake.json": {"step_s": CASE.step_ms / 1000},
-        "weights.safetensors": {},
-    }
-    for name, content in files.items():
-        (model / name).write_text(json.dumps(content), encoding="utf-8")
+    llm_surface.write_model(model, VOCABULARY, 8192, {"step_s": CASE.step_ms / 1000})
     return {
         "model": str(model),
         "max_batch_size": 256,

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from bench import llm_surface
 from engines.contract import model_repository, tritonserver
 from engines.tensorrt_llm import repository
 from kvmesh.config import ROOT
@@ -19,7 +20,6 @@ from kvmesh.ports import free_ports
 from tests.integration.engine.servers import Server
 from tests.integration.harness import own_loopback
 
-FAKE = Path(__file__).resolve().parents[2] / "fakes" / "tensorrt_llm"
 BLOCKS, BLOCK_TOKENS = 96, 8
 VOCABULARY, LONGEST = 4096, 4096
 TRANSFER_MS = 1500
@@ -30,12 +30,7 @@ def write(directory: Path, fake: dict[str, Any] | None = None, **changes: Any) -
 
     `fake`: settings of the fake. `changes`: keys of llm.yaml, "__" between the names of a nested object.
     """
-    model = directory / "model"
-    model.mkdir(parents=True)
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": LONGEST}
-    (model / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
-    (model / "weights.safetensors").write_bytes(b"weights")
-    (model / "fake.json").write_text(json.dumps(fake or {}), encoding="utf-8")
+    llm_surface.write_model(directory / "model", VOCABULARY, LONGEST, fake or {})
     given: dict[str, Any] = {
         "model": "./model",
         "max_batch_size": 16,
@@ -57,7 +52,7 @@ def launch(config: Path, *options: str) -> Server:
     host, directory = own_loopback(), config.parent
     grpc, http, metrics = free_ports(host, 3)
     prefix = f"kvmesh_test_{host}_{grpc}_"
-    command = ["env", f"PYTHONPATH={FAKE}", sys.executable, "-m", "engines.tensorrt_llm.serve"]
+    command = ["env", f"PYTHONPATH={llm_surface.SURFACE}", sys.executable, "-m", "engines.tensorrt_llm.serve"]
     command += [f"--config={config}", f"--host={host}", f"--grpc-port={grpc}", f"--http-port={http}"]
     command += [f"--metrics-port={metrics}", f"--shm-prefix={prefix}", f"--work-dir={directory / 'work'}"]
     return _started(host, (grpc, http, metrics), prefix, directory, [*command, "--die-with-parent", *options])
@@ -102,5 +97,5 @@ def launch_by_hand(config: Path, *options: str) -> Server:
     ]
     libraries = sysconfig.get_config_var("LIBDIR") or ""
     path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
-    setting = [f"PYTHONPATH={FAKE}", f"LD_LIBRARY_PATH={libraries}", path]
+    setting = [f"PYTHONPATH={llm_surface.SURFACE}", f"LD_LIBRARY_PATH={libraries}", path]
     return _started(host, (grpc, http, metrics), prefix, directory, ["env", *setting, *command])

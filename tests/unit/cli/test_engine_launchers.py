@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from bench import llm_surface
 from kvmesh.cli.engine_launchers import OPTIONS
 from kvmesh.cli.main import main
 from kvmesh.cli.planned_process import Process
 from kvmesh.cli.processes import processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.supervisor import Limits, ProcessFailed, supervised
-from kvmesh.config import ROOT, ConfigError, parse
+from kvmesh.config import ConfigError, parse
 from kvmesh.roles import ENGINE_KINDS, option_of
 
 EXTERNAL = '[engine]\nkind = "external"\n'
@@ -74,7 +75,7 @@ def test_tensorrt_llm_engines_get_their_file_and_their_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version's llm.yaml goes before that of the section, and an engine loads its weights for minutes."""
-    monkeypatch.syspath_prepend(ROOT / "tests" / "fakes" / "tensorrt_llm")
+    monkeypatch.syspath_prepend(llm_surface.SURFACE)
     for name in ("llm.yaml", "next.yaml"):
         (tmp_path / name).write_text("model: /models/m\n")
     text = (
