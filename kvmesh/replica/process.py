@@ -27,7 +27,7 @@ from kvmesh.prefix_index.publisher import Publisher
 from kvmesh.replica import options as command_line
 from kvmesh.replica.configured_facts import configured_facts
 from kvmesh.replica.engine_facts import EngineFacts
-from kvmesh.replica.engine_rival import rival_of
+from kvmesh.replica.engine_rival import EngineRival
 from kvmesh.replica.facts_reader import FactsReader
 from kvmesh.replica.life_shell import LifeShell
 from kvmesh.replica.options import ReplicaOptions, ReplicaRole
@@ -43,11 +43,6 @@ from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
-
-RIVAL_WAIT_S: Final = 10.0
-"""Longest wait for the lease of another replica with the same engine to end. A replica that died leaves one for seconds."""
-
-RIVAL_POLL_S: Final = 0.1
 
 ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
@@ -155,7 +150,7 @@ class _Replica(process.MeshProcess):
         self._role.add_service(self.server.grpc, Parts(attach, self._engine, self.clock))
         index_telemetry.export(self._publisher, self.metrics)
         self._was_ready = asyncio.Event()
-        self._members: list[Member] = []
+        self._rival = EngineRival(options.process_id)
 
     def member(self, address: str) -> Member:
         """Return the member to register."""
@@ -178,7 +173,7 @@ class _Replica(process.MeshProcess):
 
     def on_members(self, members: list[Member]) -> None:
         """Pass the members to the role."""
-        self._members = members
+        self._rival.take_members(members)
         self._role.on_members(members)
 
     async def stand_by(self, reason: str) -> None:
@@ -198,25 +193,14 @@ class _Replica(process.MeshProcess):
         yield "engine", self._engine.run()
         yield "engine-facts", self._engine_facts.run()
         yield "engine-state", self._shell.report_engine_state(self._report)
+        yield "engine-rival", self._rival.watch()
         yield "kv-publisher", self._publisher.run()
 
     async def become_ready(self) -> None:
-        """Return once the engine has answered and a known control process had time to answer."""
+        """Return once the engine has answered, no replica shares it, and a known control process had time to answer."""
         await self._was_ready.wait()
-        await self._refuse_shared_engine()
+        await self._rival.look()
         await self._life.contact()
-
-    async def _refuse_shared_engine(self) -> None:
-        """Raise ModelRefused if another replica serves with the same engine."""
-        for _ in range(round(RIVAL_WAIT_S / RIVAL_POLL_S)):
-            load = self._role.core.sink.load
-            rival = rival_of(self.options.process_id, load.boot_id if load else "", self._members)
-            if not rival:
-                return
-            await asyncio.sleep(RIVAL_POLL_S)
-        raise ModelRefused(
-            f"The engine of {self.options.process_id} is that of {rival} too: allowed is an engine for each replica."
-        )
 
     async def drain(self) -> None:
         """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""
@@ -280,6 +264,7 @@ class _Replica(process.MeshProcess):
 
     async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
         await self.server.set_serving(is_ready)
+        self._rival.take_engine(engine_boot_id)
         if self.registration is not None:
             self.registration.update(engine_boot_id=engine_boot_id)
         if is_ready:

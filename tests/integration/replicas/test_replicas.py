@@ -22,7 +22,7 @@ from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.config import describe
 from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
-from kvmesh.replica.process import RIVAL_WAIT_S
+from kvmesh.replica.engine_rival import RIVAL_WAIT_S
 from tests.conftest import unused_port
 from tests.integration.harness import ROOT, START_S_MAX, Part, configure, running_engine, until
 from tests.integration.replicas.caller import Caller, submit
