@@ -256,7 +256,9 @@ async def serve(
         live = sum(len(session.streams.streams) for session in source.sessions)
         return {**dataclasses.asdict(source.counters), "live": live, "sessions": len(source.sessions)}
 
-    async with asyncio.TaskGroup() as tasks, control.serving(server, trust.server_credentials()) as address:
+    tls = trust.server_credentials()
+    credentials = tls.grpc_credentials() if tls else None
+    async with asyncio.TaskGroup() as tasks, control.serving(server, credentials) as address:
         member = Member(
             process_id=source.name,
             role=role,

@@ -16,23 +16,33 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 import uvloop
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kvmesh.aio_server import aio_server
 from kvmesh.attach import outbox as attach
 from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
+from kvmesh.http2.connection import ConnectionLimits
+from kvmesh.http2.server import BatchedServer, EdgeLimits
+from kvmesh.http2.server_connection import CallLimits
 from kvmesh.interceptors import ErrorInterceptor
 from kvmesh.metrics import resident_bytes
 from kvmesh.request_reader import RequestReader, RequestReaderInterceptor
 from kvmesh.tasks import end
+from kvmesh.trust.server_credentials import ServerTls
 
 log = logging.getLogger(__name__)
+
+GRPCIO: Final = "grpcio"
+"""The transport of grpc.aio."""
+
+BATCHED: Final = "batched"
+"""The transport of kvmesh.http2: one write per connection and turn of the event loop."""
 
 DRAIN_S: Final = 30.0
 """Longest drain: the wait for running requests at a graceful shutdown. Requests that still run then are cancelled."""
@@ -126,6 +136,16 @@ class ServerLimits:
             ("grpc.max_concurrent_streams", self.streams_max),
         )
 
+    def batched(self, keepalive_s: float) -> EdgeLimits:
+        """Return the limits for a batched server, with the times of its connections."""
+        calls = CallLimits(
+            streams_max=self.streams_max,
+            message_bytes_max=self.message_bytes_max,
+            metadata_bytes_max=METADATA_BYTES_MAX,
+        )
+        connections = ConnectionLimits(keepalive_s=keepalive_s, handshake_s=HANDSHAKE_S)
+        return EdgeLimits(calls=calls, connections=connections, connections_max=self.connections_max)
+
 
 class ListenError(OSError):
     """The listen address cannot be bound. The text is one sentence for the operator."""
@@ -176,10 +196,11 @@ class MeshServer:
         *,
         keepalive_s: float = 1.0,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
-        credentials: grpc.ServerCredentials | None = None,
+        credentials: ServerTls | None = None,
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         limits: ServerLimits = ServerLimits(),  # frozen
         request_reader: RequestReader | None = None,
+        transport: str = BATCHED,
     ) -> None:
         """Build the server without I/O. `service_names` are the full names, for health and reflection.
 
@@ -197,7 +218,9 @@ class MeshServer:
             *(*interceptors, ErrorInterceptor(), *guards),
             RequestReaderInterceptor(request_reader or RequestReader(limits.message_bytes_max)),
         )
-        self._options = (*_keepalive(keepalive_s), *SERVER_OPTIONS, *limits.options())
+        self._transport = transport
+        self._limits = limits
+        self._keepalive_s = keepalive_s
         self._health = HealthServicer()
         self._registrars: list[Callable[[grpc.aio.Server], None]] = []
         self.grpc = self._new()
@@ -218,9 +241,16 @@ class MeshServer:
 
     def _new(self) -> grpc.aio.Server:
         """Return a gRPC server with health, reflection and the registered servicers."""
-        made = aio_server(interceptors=self._interceptors, options=self._options)
+        if self._transport == BATCHED:
+            limits = self._limits.batched(self._keepalive_s)
+            made = cast("grpc.aio.Server", BatchedServer(self._interceptors, limits))
+        else:
+            options = (*_keepalive(self._keepalive_s), *SERVER_OPTIONS, *self._limits.options())
+            made = aio_server(interceptors=self._interceptors, options=options)
         self._health.register(made)
-        reflection.enable_server_reflection((*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME), made)
+        names = (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME)
+        # enable_server_reflection knows servers of grpcio alone.
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), made)
         for register in self._registrars:
             register(made)
         return made
@@ -275,7 +305,9 @@ class MeshServer:
         try:
             if self._credentials is None:
                 return server.add_insecure_port(address)
-            return server.add_secure_port(address, self._credentials)
+            if self._transport == BATCHED:
+                return cast("BatchedServer", server).add_secure_port(address, self._credentials)
+            return server.add_secure_port(address, self._credentials.grpc_credentials())
         except RuntimeError as error:
             raise ListenError(
                 f"Cannot listen on {address}: the port is in use, or the address is not available."
@@ -369,7 +401,7 @@ class MeshServer:
             reopened = asyncio.ensure_future(self._reopened.wait())
             try:
                 await asyncio.wait((ended, reopened), return_when=asyncio.FIRST_COMPLETED)
-                if not reopened.done() and self.is_open:
+                if not self._reopened.is_set() and self.is_open:
                     await ended
                     return
                 await reopened

@@ -12,7 +12,7 @@ from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.server import channel
 from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.peers import Trust
-from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
+from kvmesh.trust.server_credentials import ServerMaterial, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Edge:
         if section.client_authority:
             self._clients = Authorities(section.client_authority)
 
-    def server_credentials(self) -> grpc.ServerCredentials | None:
+    def server_credentials(self) -> ServerTls | None:
         """Return the credentials of the frontend's server; None: plain text."""
         if self._reloader is None:
             return None
-        return reloading_credentials(self._material, require_client=self._clients is not None)
+        return ServerTls(self._material, require_client=self._clients is not None)
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel from the mesh's own tools to a frontend. It accepts only the frontend's own certificate."""

@@ -16,7 +16,7 @@ from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard, SameHostGuard
 from kvmesh.trust.material import CertificateReloader, Files, Material
 from kvmesh.trust.names import FEDERATE, name_of
-from kvmesh.trust.server_credentials import ServerMaterial, reloading_credentials
+from kvmesh.trust.server_credentials import ServerMaterial, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class Trust:
         files = self._reloader.files if self._reloader else None
         return await explain(address, name_of(role, self._mesh), files)
 
-    def server_credentials(self) -> grpc.ServerCredentials | None:
+    def server_credentials(self) -> ServerTls | None:
         """Return the credentials of the process's server; None: plain text."""
         if self._reloader is None:
             return None
-        return reloading_credentials(self._server_material, require_client=True)
+        return ServerTls(self._server_material, require_client=True)
 
     def guards(self) -> Sequence[grpc.aio.ServerInterceptor[Any, Any]]:
         """Return the interceptors of the process's server."""

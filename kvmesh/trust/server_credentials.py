@@ -39,6 +39,18 @@ class ServerMaterial:
     """Authorities of client certificates; None: no client shows one."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """TLS of one server. `current` returns the files in use; a new value means a renewed certificate."""
+
+    current: Callable[[], ServerMaterial]
+    require_client: bool
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for one port of one server of grpcio."""
+        return reloading_credentials(self.current, require_client=self.require_client)
+
+
 def reloading_credentials(
     current: Callable[[], ServerMaterial], *, require_client: bool, clock: Clock | None = None
 ) -> grpc.ServerCredentials:

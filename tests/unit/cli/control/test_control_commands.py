@@ -18,7 +18,7 @@ from rich.console import Console
 from kvmesh.cli.control import client as client_module
 from kvmesh.cli.control import draining, watching
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, write_mesh
-from kvmesh.config import load
+from kvmesh.config import MeshConfig, load
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import snapshot_pb2 as snapshots
 from kvmesh.ports import free_ports
@@ -517,6 +517,12 @@ def test_a_sentence_is_one_line_on_a_narrow_terminal(shell: Shell, monkeypatch: 
 # TLS.
 
 
+def tls(config: MeshConfig, role: str) -> grpc.ServerCredentials:
+    found = Trust(config, role).server_credentials()
+    assert found is not None
+    return found.grpc_credentials()
+
+
 def test_with_trust_the_operator_and_the_control_process_know_each_other(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,10 +532,10 @@ def test_with_trust_the_operator_and_the_control_process_know_each_other(
     lines = [f'{key} = "{value}"' for key, value in folder.section().items()]
     Path("kvmesh.toml").write_text("\n".join(["[trust]", *lines]) + "\n")
     config = load(Path("kvmesh.toml"))
-    with served(whole(), credentials=Trust(config, "control").server_credentials()) as (address,):
+    with served(whole(), credentials=tls(config, "control")) as (address,):
         register(shell.url, address)
         assert shell.run("rollout", "pause")[0] == 0
-    with served(whole(), credentials=Trust(config, "router").server_credentials()) as (address,):
+    with served(whole(), credentials=tls(config, "router")) as (address,):
         register(shell.url, address)
         status, _, errors = shell.run("rollout", "pause")
     assert status == 1

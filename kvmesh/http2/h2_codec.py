@@ -1,0 +1,254 @@
+"""The codec on h2, the HTTP/2 library of hyper (docs/decisions/0053).
+
+h2 keeps the state of streams, the windows, HPACK and the rules of RFC 9113. Three of its ways do not suit a server with
+long streams, and are replaced here:
+
+- It counts open streams by a walk over all of them at each new one. `_H2` counts nothing, because the connection does.
+- It ends a connection at the first GOAWAY. gRPC drains: streams run on after a GOAWAY, in both directions.
+- A DATA frame takes it some 8 us. `send_data` packs the frame itself, and keeps h2's windows up to date.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    PingAckReceived,
+    PingReceived,
+    PriorityUpdated,
+    RemoteSettingsChanged,
+    RequestReceived,
+    ResponseReceived,
+    SettingsAcknowledged,
+    StreamReset,
+    TrailersReceived,
+    UnknownFrameReceived,
+    WindowUpdated,
+)
+from h2.events import Event as H2Event
+from h2.exceptions import H2Error, NoSuchStreamError, ProtocolError, StreamClosedError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from kvmesh.http2.codec import (
+    CONNECTION,
+    EVERY,
+    WINDOW,
+    CodecLimits,
+    Control,
+    Data,
+    ErrorCode,
+    Event,
+    Fields,
+    GoneAway,
+    Headers,
+    ProtocolFault,
+    Reset,
+    WindowOpened,
+)
+
+FRAME_BYTES_MAX: Final = 16_384
+"""Largest payload of a frame that a peer must take, and the one that this side allows (RFC 9113, 4.2)."""
+
+HEADER_LIST_BYTES_MAX: Final = 65_536
+"""Header lists above this size end the connection. Smaller ones over the advertised limit end their stream only."""
+
+SWEEP_EVERY: Final = 256
+"""Closed streams after which h2's table of streams is swept."""
+
+_FRAME: Final = struct.Struct(">BHBBI")
+"""Header of a frame: high byte and low bytes of the length, type, flags, stream (RFC 9113, 4.1)."""
+
+_DATA: Final = 0
+
+
+class _GoneAwayReceived(H2Event):
+    def __init__(self, last_stream: int, code: int) -> None:
+        self.last_stream, self.code = last_stream, code
+
+
+class _H2(H2Connection):
+    """An h2 connection that neither counts open streams nor ends at a GOAWAY."""
+
+    MAX_CLOSED_STREAMS = 4_096
+    """Closed streams that are remembered, to tell late frames from errors. h2's own 65,536 take 6 MB per connection."""
+
+    @property
+    def open_inbound_streams(self) -> int:
+        return 0
+
+    @property
+    def open_outbound_streams(self) -> int:
+        return 0
+
+    def sweep(self) -> None:
+        """Forget closed streams, as h2 itself does where it counts open ones."""
+        self._open_streams(0)
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Any], list[H2Event]]:
+        return [], [_GoneAwayReceived(frame.last_stream_id, frame.error_code)]
+
+
+class H2Codec:
+    """A Codec on h2."""
+
+    def __init__(self, limits: CodecLimits, *, is_client: bool) -> None:
+        self._limits = limits
+        self._h2 = _H2(
+            H2Configuration(
+                client_side=is_client,
+                header_encoding=None,
+                # It would end the connection for a field that gRPC takes, for example one with a space at its end.
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+                split_outbound_cookies=False,
+            )
+        )
+        settings = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: limits.streams_max,
+            SettingCodes.INITIAL_WINDOW_SIZE: WINDOW,
+            SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            SettingCodes.MAX_HEADER_LIST_SIZE: limits.header_bytes_max,
+        }
+        if is_client:
+            settings[SettingCodes.ENABLE_PUSH] = 0
+        self._h2.local_settings = Settings(client=is_client, initial_values=settings)
+        self._h2.decoder.max_header_list_size = HEADER_LIST_BYTES_MAX
+        self._closed = 0
+
+    def start(self) -> None:
+        self._h2.initiate_connection()
+        if self._limits.connection_window > WINDOW:
+            self._h2.increment_flow_control_window(self._limits.connection_window - WINDOW)
+
+    def receive(self, data: bytes) -> Sequence[Event]:
+        try:
+            received = self._h2.receive_data(data)
+        except ProtocolError as error:
+            code = int(getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR))
+            raise ProtocolFault(code, str(error) or type(error).__name__) from None
+        except (H2Error, ValueError, KeyError, IndexError) as error:
+            # h2 leaves some errors of hyperframe and hpack untranslated. They are the peer's in any case.
+            self.go_away(0, ErrorCode.PROTOCOL_ERROR)
+            raise ProtocolFault(ErrorCode.PROTOCOL_ERROR, f"{type(error).__name__}: {error}") from None
+        events: list[Event] = []
+        for each in received:
+            translate = _TRANSLATIONS.get(type(each))
+            if translate is not None:
+                events.append(translate(each))
+        return events
+
+    def new_stream(self) -> int:
+        return self._h2.get_next_available_stream_id()
+
+    def send_headers(self, stream: int, fields: Fields, *, is_end: bool) -> None:
+        self._h2.send_headers(stream, fields, end_stream=is_end)
+        if is_end:
+            self._note_closed()
+
+    def sendable(self, stream: int) -> int:
+        found = self._h2.streams.get(stream)
+        if found is None:
+            return self._h2.outbound_flow_control_window if stream == CONNECTION else 0
+        return min(self._h2.outbound_flow_control_window, found.outbound_flow_control_window)
+
+    def send_data(self, stream: int, data: bytes | memoryview) -> None:
+        h2, out, size = self._h2, self._h2._data_to_send, len(data)  # noqa: SLF001  # h2 has no way for ready frames
+        h2.streams[stream].outbound_flow_control_window -= size
+        h2.outbound_flow_control_window -= size
+        if size <= FRAME_BYTES_MAX:
+            out += _FRAME.pack(0, size, _DATA, 0, stream)
+            out += data
+            return
+        view = memoryview(data)
+        for at in range(0, size, FRAME_BYTES_MAX):
+            part = view[at : at + FRAME_BYTES_MAX]
+            out += _FRAME.pack(0, len(part), _DATA, 0, stream)
+            out += part
+
+    def end(self, stream: int) -> None:
+        self._h2.end_stream(stream)
+        self._note_closed()
+
+    def reset(self, stream: int, code: int) -> None:
+        try:
+            self._h2.reset_stream(stream, code)
+        except (NoSuchStreamError, StreamClosedError):
+            return
+        self._note_closed()
+
+    def grant(self, stream: int, size: int) -> None:
+        try:
+            self._h2.increment_flow_control_window(size, None if stream == CONNECTION else stream)
+        except (NoSuchStreamError, StreamClosedError):
+            return
+
+    def ping(self, payload: bytes) -> None:
+        self._h2.ping(payload)
+
+    def go_away(self, last_stream: int, code: int, text: str = "") -> None:
+        frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=text.encode())
+        self._h2._data_to_send += frame.serialize()  # noqa: SLF001  # h2's own GOAWAY ends the connection
+
+    def waiting_bytes(self) -> int:
+        return len(self._h2._data_to_send)  # noqa: SLF001  # data_to_send would take it
+
+    def take(self) -> bytes:
+        return self._h2.data_to_send()
+
+    def _note_closed(self) -> None:
+        self._closed += 1
+        if self._closed >= SWEEP_EVERY:
+            self._closed = 0
+            self._h2.sweep()
+
+
+def _headers(event: Any) -> Event:
+    return Headers(event.stream_id, event.headers, event.stream_ended is not None)
+
+
+def _data(event: Any) -> Event:
+    ends = event.stream_ended is not None
+    if not event.data and not ends:
+        return Control.OTHER
+    return Data(event.stream_id, event.data, event.flow_controlled_length, ends)
+
+
+def _reset(event: Any) -> Event:
+    return Reset(event.stream_id, int(event.error_code), not event.remote_reset)
+
+
+def _settings(event: Any) -> Event:
+    if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+        return WindowOpened(EVERY)
+    return Control.SETTINGS
+
+
+def _window(event: Any) -> Event:
+    return WindowOpened(event.stream_id or CONNECTION)
+
+
+_TRANSLATIONS: Final[dict[type[H2Event], Callable[[Any], Event]]] = {
+    RequestReceived: _headers,
+    ResponseReceived: _headers,
+    TrailersReceived: _headers,
+    DataReceived: _data,
+    StreamReset: _reset,
+    WindowUpdated: _window,
+    RemoteSettingsChanged: _settings,
+    SettingsAcknowledged: lambda _: Control.SETTINGS_TAKEN,
+    PingReceived: lambda _: Control.PING,
+    PingAckReceived: lambda _: Control.PONG,
+    PriorityUpdated: lambda _: Control.OTHER,
+    UnknownFrameReceived: lambda _: Control.OTHER,
+    _GoneAwayReceived: lambda event: GoneAway(event.last_stream, event.code),
+}
+"""StreamEnded is no event of its own: it is the `is_end` of the event before."""
