@@ -121,6 +121,7 @@ class MeshProcess:
             credentials=self.trust.server_credentials(),
             guards=self.trust.guards(),
             request_reader=reader,
+            transport=self.options.config.mesh.hops,
         )
         attach_pb2_grpc.add_AttachServiceServicer_to_server(attach, self.server.grpc)
         return attach

@@ -27,6 +27,7 @@ from kvmesh.aio_server import aio_server
 from kvmesh.attach import outbox as attach
 from kvmesh.health import HEALTH_SERVICE, HealthServicer
 from kvmesh.heap import keep_trimmed
+from kvmesh.http2.client import LinkChannel, LinkTls
 from kvmesh.http2.connection import ConnectionLimits
 from kvmesh.http2.server import BatchedServer, EdgeLimits
 from kvmesh.http2.server_connection import CallLimits
@@ -64,6 +65,9 @@ def _keepalive(every_s: float) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.max_pings_without_data", 0),
     )
 
+
+LINK_KEEPALIVE_S: Final = 1.0
+"""Keepalive of links inside the mesh."""
 
 METADATA_BYTES_MAX: Final = 8_192
 """Limit on the metadata of a call, once the client has acknowledged it. Before that, gRPC allows 16 MB in any case."""
@@ -176,6 +180,15 @@ def channel(
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
+def link_channel(address: str, tls: LinkTls | None) -> grpc.aio.Channel:
+    """Return a channel of the batched transport to `host:port`, for one Attach link. The caller must close it.
+
+    It has the methods of grpc.aio.Channel that a link uses.
+    """
+    limits = ConnectionLimits(keepalive_s=LINK_KEEPALIVE_S, handshake_s=HANDSHAKE_S)
+    return cast("grpc.aio.Channel", LinkChannel(address, tls, message_bytes_max=-1, limits=limits))
+
+
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run `main` on uvloop and return its exit status."""
     return uvloop.run(main)
@@ -200,7 +213,7 @@ class MeshServer:
         guards: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         limits: ServerLimits = ServerLimits(),  # frozen
         request_reader: RequestReader | None = None,
-        transport: str = BATCHED,
+        transport: str = GRPCIO,
     ) -> None:
         """Build the server without I/O. `service_names` are the full names, for health and reflection.
 
@@ -250,7 +263,9 @@ class MeshServer:
         self._health.register(made)
         names = (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME)
         # enable_server_reflection knows servers of grpcio alone.
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), made)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names), made
+        )
         for register in self._registrars:
             register(made)
         return made

@@ -95,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._settling: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.is_draining = False
+        self.lost_because = ""
         self.peer = ""
         """Name of the peer as gRPC has it, for example "ipv4:127.0.0.1:4711"."""
 
@@ -272,6 +273,7 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._backlog = None
+        self.lost_because = reason
         for stream in list(self.streams.values()):
             stream.on_reset()
             self.on_stream_reset(stream, -1)

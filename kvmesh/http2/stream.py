@@ -176,23 +176,25 @@ class Stream:
 
     # The end.
 
-    def reset(self, code: ErrorCode = ErrorCode.CANCEL) -> None:
-        """End the stream at once. A closed stream ignores it."""
+    def reset(self, code: ErrorCode = ErrorCode.CANCEL, *, keeps_input: bool = False) -> None:
+        """End the stream at once. A closed stream ignores it. `keeps_input`: messages that came stay readable."""
         if not self.is_closed:
             self._connection.reset(self.number, code)
-            self.on_reset()
+            self.is_reset = True
+            self._close(keeps_input=keeps_input)
 
     def on_reset(self) -> None:
         """Take the end of the stream by a reset or by the loss of its connection."""
         self.is_reset = True
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, *, keeps_input: bool = False) -> None:
         if self.is_closed:
             return
         self.is_closed = True
         self._pending.clear()
-        self.inbox.clear()
+        if not keeps_input:
+            self.inbox.clear()
         self._wake_reader()
         self._wake_writer()
         self._connection.forget(self)

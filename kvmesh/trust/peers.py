@@ -11,7 +11,9 @@ import grpc
 
 from kvmesh.config import MeshConfig
 from kvmesh.roles import CONTROL
-from kvmesh.server import channel
+from kvmesh.http2.client import LinkTls
+from kvmesh.http2.tls import client_context
+from kvmesh.server import BATCHED, channel, link_channel
 from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard, SameHostGuard
 from kvmesh.trust.material import CertificateReloader, Files, Material
@@ -38,6 +40,7 @@ class Trust:
         self._role = role
         self._mesh = config.mesh.name
         self._is_insecure = config.region.insecure
+        self._is_batched = config.mesh.hops == BATCHED
         section = config.trust
         self._reloader: CertificateReloader | None = None
         if section.certificate:
@@ -77,6 +80,21 @@ class Trust:
             message_bytes_max=message_bytes_max,
             keepalive_s=keepalive_s,
         )
+
+    def link_channel(self, address: str, role: str) -> grpc.aio.Channel:
+        """Return a channel for an Attach link, on the transport of `mesh.hops`. Otherwise as `channel`."""
+        if not self._is_batched:
+            return self.channel(address, role)
+        tls = None
+        if self._reloader is not None:
+            found = self._reloader.current()
+            context = client_context(found.authority, found.key, found.certificate)
+            tls = LinkTls(context, name_of(role, self._mesh))
+        return link_channel(address, tls)
+
+    def links_to(self, role: str) -> Callable[[str], grpc.aio.Channel]:
+        """Return a function that opens channels for Attach links to processes of `role`."""
+        return partial(self.link_channel, role=role)
 
     def channels_to(self, role: str) -> Callable[[str], grpc.aio.Channel]:
         """Return a function that opens channels to processes of `role`."""

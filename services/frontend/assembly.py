@@ -175,7 +175,7 @@ class Frontend(MeshProcess):
             self.hello,
             self._serves,
             self.clock,
-            self.trust.channels_to("router"),
+            self.trust.links_to("router"),
             partial(self.trust.explain, role="router"),
             dialer,
             self.warm_up,
@@ -242,7 +242,7 @@ class Frontend(MeshProcess):
             self.clock,
             self._set_tap,
             hello=self.hello,
-            open_channel=self.trust.channels_to("router"),
+            open_channel=self.trust.links_to("router"),
             explain=partial(self.trust.explain, role="router"),
             dialer=dialer,
             decode_slots=config.decode.slots_max,
@@ -261,6 +261,7 @@ class Frontend(MeshProcess):
             keepalive_s=CLIENT_KEEPALIVE_S,
             credentials=edge.server_credentials(),
             limits=limits_of(self._config.frontend),
+            transport=self._config.frontend.edge,
         )
 
     def is_seeded(self, pool: str) -> bool:

@@ -152,7 +152,7 @@ class Router(process.MeshProcess):
             self.hello,
             self.pool_members.serves,
             self.clock,
-            self.trust.channel,
+            self.trust.link_channel,
             self.on_replicas,
             self.trust.explain,
             dialer,

@@ -14,7 +14,7 @@ from kvmesh.attach.server import AttachService
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.attach.v1 import attach_pb2_grpc
 from kvmesh.clock import MonotonicClock
-from kvmesh.server import MeshServer
+from kvmesh.server import GRPCIO, MeshServer
 
 REPORT_S = 0.5
 """Time between two load reports."""
@@ -50,7 +50,7 @@ async def main() -> None:
     """Serve until killed."""
     service = Wedged(float(sys.argv[1]))
     hello = pb.Hello(process_id="wedged", boot_id="boot", protocol_version=1)
-    server = MeshServer("decode", "wedged", ("kvmesh.attach.v1.AttachService",))
+    server = MeshServer("decode", "wedged", ("kvmesh.attach.v1.AttachService",), transport=GRPCIO)
     attach_pb2_grpc.add_AttachServiceServicer_to_server(
         AttachService(service, hello, MonotonicClock()), server.grpc
     )
