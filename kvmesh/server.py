@@ -263,9 +263,8 @@ class MeshServer:
         self._health.register(made)
         names = (*self._services, HEALTH_SERVICE, reflection.SERVICE_NAME)
         # enable_server_reflection knows servers of grpcio alone.
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            reflection.aio.ReflectionServicer(names), made
-        )
+        served = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # the module imports it privately
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(served, made)
         for register in self._registrars:
             register(made)
         return made

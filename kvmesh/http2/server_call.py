@@ -76,9 +76,12 @@ class ServerCall:
     # What handlers use.
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the metadata of the call. Raises WireError."""
+        """Return the metadata of the call. Raises grpc.aio.AbortError for a value that is no base64."""
         if self._metadata is None:
-            self._metadata = metadata_of(self.fields)
+            try:
+                self._metadata = metadata_of(self.fields)
+            except WireError as error:
+                raise self._refused(error) from None
         return self._metadata
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
@@ -96,8 +99,11 @@ class ServerCall:
         return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
     async def read(self) -> Any:
-        """Return the next message, or EOF. Raises what the deserializer raises."""
-        data = await self.stream.read()
+        """Return the next message, or EOF. Raises grpc.aio.AbortError, or what the deserializer raises."""
+        try:
+            data = await self.stream.read()
+        except WireError as error:
+            raise self._refused(error) from None
         if data is None:
             return EOF
         return data if self._deserialize is None else self._deserialize(data)
@@ -203,6 +209,11 @@ class ServerCall:
     async def _messages(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not EOF:
             yield message
+
+    def _refused(self, error: WireError) -> grpc.aio.AbortError:
+        """End the call with the status of `error`. Return the error that ends its handler."""
+        self.finish(error.code, str(error))
+        return grpc.aio.AbortError(str(error))
 
     def _answer(self, metadata: Metadata = ()) -> None:
         if not self._is_answered and not self.stream.is_closed:
