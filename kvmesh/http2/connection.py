@@ -166,9 +166,11 @@ class Connection(asyncio.Protocol):
         return self._codec.sendable(stream) if self.is_writable else 0
 
     def try_send(self, stream: int, message: bytes) -> bool:
-        """Send `message` with its prefix, if the windows have room for all of it."""
+        """Send `message` with its prefix, if the windows have room for all of it. Return False, too, for one above
+        OUTPUT_BYTES_MAX: it goes in parts.
+        """
         size = len(message)
-        if self._is_paused or self._codec.sendable(stream) < PREFIX_BYTES + size:
+        if self._is_paused or size > OUTPUT_BYTES_MAX or self._codec.sendable(stream) < PREFIX_BYTES + size:
             return False
         self.send(stream, b"\0" + size.to_bytes(4, "big") + message)
         return True
