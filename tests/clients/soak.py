@@ -36,6 +36,8 @@ GROWN_MB_MAX: Final = 8.0
 FILES_MAX: Final = 16
 """Most files that the frontend may have open beyond those of its start, once all clients have left."""
 SETTLE_S: Final = 15.0
+RETRY_S: Final = 1.0
+"""Pause of a client whose connection failed."""
 MB: Final = 1 << 20
 BEGIN: Final = "<!-- written by make soak-edge: begin -->"
 END: Final = "<!-- written by make soak-edge: end -->"
@@ -86,7 +88,7 @@ class Visitors:
                 await self._visit(self._rng.uniform(*LIFE_S))
             except (OSError, TimeoutError) as error:
                 self.faults[f"{type(error).__name__}: {error}"] += 1
-                await asyncio.sleep(1)
+                await asyncio.sleep(RETRY_S)
 
     async def _visit(self, life_s: float) -> None:
         if self._rng.random() < 0.05:
