@@ -10,12 +10,13 @@ No I/O here: the call, the scheduler of the callback and the clock are arguments
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Message = TypeVar("Message")
+Taken = TypeVar("Taken", covariant=True)
 
 
-class Source(Protocol[Message]):
+class Source(Protocol[Taken]):
     """Output of one request, for its writer."""
 
     def on_ready(self) -> None:
@@ -26,7 +27,7 @@ class Source(Protocol[Message]):
         """True if the request ended. Its serving task then writes the rest, and ends the call."""
         ...
 
-    def take(self) -> Message | None:
+    def take(self) -> Taken | None:
         """Return the waiting output as one message, or None. The caller writes the message before it takes another."""
         ...
 
@@ -114,13 +115,13 @@ class TurnWriter:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object], now_s: Callable[[], float]) -> None:
         self._call_soon = call_soon
         self._now_s = now_s
-        self._waiting: dict[DirectWriter[object], None] = {}
+        self._waiting: dict[DirectWriter[Any], None] = {}
 
     def add(self, writer: DirectWriter[Message]) -> None:
         """Write the output of `writer` in this turn. A writer that is added twice is run once."""
         if not self._waiting:
             self._call_soon(self._write)
-        self._waiting[writer] = None  # type: ignore[index]  # the list is of writers of any message
+        self._waiting[writer] = None
 
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, {}
