@@ -48,6 +48,14 @@ class Call(Protocol[Request, Response]):
         """Send one message, and return when the transport has taken it. One writer at a time."""
         ...
 
+    def try_write(self, message: Response) -> bool:
+        """Send one message at once. Not called while a `write` is in progress. Raises as `write` does if the call is over.
+
+        True: the transport took the message, and its flow-control window is open. False: the message was not taken;
+        use `write`. A transport that cannot tell returns False.
+        """
+        ...
+
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
         """Send `trailers` with the status of a successful call. A MeshError has its own trailers."""
         ...
@@ -90,6 +98,9 @@ class GrpcCall:
 
     async def write(self, message: Any) -> None:
         await self._context.write(message)
+
+    def try_write(self, message: Any) -> bool:
+        return False
 
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
         self._context.set_trailing_metadata(tuple(trailers.items()))
