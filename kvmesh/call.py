@@ -6,7 +6,7 @@ per connection and tick.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -62,13 +62,15 @@ class Call(Protocol[Request, Response]):
 
 
 class GrpcCall:
-    """A Call on grpc.aio."""
+    """A Call on grpc.aio, or on the batched transport, whose contexts have the same methods."""
 
-    __slots__ = ("_context", "_metadata")
+    __slots__ = ("_context", "_metadata", "_try")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._metadata: dict[str, str] | None = None
+        self._try: Callable[[Any], bool] | None = getattr(context, "try_write", None)
+        """Of the batched transport; grpc.aio has none."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -100,7 +102,7 @@ class GrpcCall:
         await self._context.write(message)
 
     def try_write(self, message: Any) -> bool:
-        return False
+        return self._try is not None and bool(self._try(message))
 
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
         self._context.set_trailing_metadata(tuple(trailers.items()))
