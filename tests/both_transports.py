@@ -15,6 +15,7 @@ from kvmesh.server import MeshServer
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make each MeshServer of the test one of the parameter's transport."""
     defaults = MeshServer.__init__.__kwdefaults__
+    assert defaults is not None
     assert "transport" in defaults
     monkeypatch.setitem(defaults, "transport", request.param)
     return str(request.param)

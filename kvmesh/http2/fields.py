@@ -1,4 +1,4 @@
-"""Header fields of gRPC: metadata, timeouts, status messages, and which requests are calls at all. Pure.
+"""Header fields of gRPC: metadata, timeouts, status messages, and which requests are calls at all. No I/O.
 
 Source: the gRPC wire format (grpc/grpc, doc/PROTOCOL-HTTP2.md).
 """

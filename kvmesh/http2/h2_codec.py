@@ -1,4 +1,4 @@
-"""The codec on h2, the HTTP/2 library of hyper (docs/decisions/0053).
+"""The codec on h2, the HTTP/2 library of hyper (docs/decisions/0052).
 
 h2 keeps the state of streams, the windows, HPACK and the rules of RFC 9113. Three of its ways do not suit a server with
 long streams, and are replaced here:
