@@ -72,7 +72,9 @@ def test_ready_outputs_of_one_client_are_one_frame() -> None:
     assert [(row.slot, row.token_ids) for row in first.tokens] == [(10, (1,))]
     assert [row.token_ids for row in second.tokens] == [(2, 3)] * 4
     assert [row.position for row in second.tokens] == [1, 0, 0, 0]
-    assert [row.slot for row in second.final] == [10, 11, 12, 13] and all(row.is_complete for row in second.final)
+    assert [row.slot for row in second.final] == [10, 11, 12, 13] and all(
+        row.is_complete for row in second.final
+    )
 
 
 def test_a_renewal_ends_the_former_request_and_loses_nothing() -> None:

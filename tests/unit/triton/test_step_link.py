@@ -1,4 +1,4 @@
-"""The shell of a step stream over a scripted stream of gRPC: what it writes, and how each end of the stream ends the calls."""
+"""The shell of a step stream over a scripted stream of gRPC: its requests, and how each end of it ends the calls."""
 
 from __future__ import annotations
 

@@ -144,9 +144,7 @@ def run_schedule(chance: random.Random) -> None:
         assert heard.ids == [number * 100 + at for at in range(len(heard.ids))]
         if heard.events[-1:] == ["end"]:
             assert len(heard.ids) == TOKENS
-    kept = {
-        heard.first.context_phase_params for heard in rig.sink.calls.values() if heard.first is not None
-    }
+    kept = {heard.first.context_phase_params for heard in rig.sink.calls.values() if heard.first is not None}
     for handoff in engine.handoffs:
         assert (handoff in kept) + rig.released.count(handoff) == 1
 
@@ -244,7 +242,7 @@ def test_a_call_that_the_sink_cancels_at_its_first_event_gets_no_tokens() -> Non
         rig.slots.cancel(1, 0.0)
         rig.slots.submit(2, call("b"), 0.0)
 
-    rig.sink.on_first = end  # type: ignore[method-assign]
+    rig.sink.on_first = end  # type: ignore[method-assign,assignment]
     rig.slots.take(frame(1, tokens=[row(slot, 0, 7)]), 0.0)
     assert not rig.sink.heard(1).ids
     rig.slots.assert_consistent()
