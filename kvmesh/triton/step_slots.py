@@ -180,6 +180,8 @@ class StepSlots:
             self._take_final(final, now_s)
         for error in frame.errors:
             self._take_error(error, now_s)
+        if frame.tokens:
+            self._sink.on_step(now_s)
 
     def _pass(self, slot: Slot, row: TokenRow, now_s: float) -> None:
         """Pass the tokens of `row`, which follow those that the sink has."""

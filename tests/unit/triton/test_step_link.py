@@ -179,7 +179,7 @@ def test_a_frame_is_one_event() -> None:
         await rig.started(3)
         rig.send(1, 2, 3)
         await rig.until(lambda: bool(rig.flushes))
-        assert rig.flushes == 1 and all(rig.sink.heard(number).ids == [7] for number in (1, 2, 3))
+        assert rig.flushes == rig.sink.steps == 1 and all(rig.sink.heard(number).ids == [7] for number in (1, 2, 3))
 
     run(test)
 
@@ -261,6 +261,7 @@ def test_a_link_ends_while_nothing_can_be_written() -> None:
         await asyncio.sleep(0)
         rig.link.lose(EngineLost("silent"))
         assert isinstance(rig.sink.heard(1).error, EngineLost)
+        await rig.until(lambda: len(asyncio.all_tasks()) == 1)
         rig.link.start(2, call())
         rig.client.opened[1].may_write.clear()
         await asyncio.sleep(0)
