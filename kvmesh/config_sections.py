@@ -158,6 +158,10 @@ class Engine(Section, frozen=True, kw_only=True):
             choices=("auto", "no"),
         ),
     ] = "auto"
+    step_frames: Annotated[
+        bool,
+        Allowed("Calls to an engine that offers step frames share one stream; false: each has its own."),
+    ] = True
     salt: Annotated[
         str,
         Allowed(
