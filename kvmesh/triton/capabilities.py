@@ -170,8 +170,7 @@ def derive(
         kv_address=parameters.get("kv_address", ""),
         model_version=parameters.get("model_version", model_version),
         load_report="load_report" in outputs,
-        step_frames=step_frames.OUTPUT in outputs
-        and parameters.get("step_frames") == str(step_frames.VERSION),
+        step_frames=offers_step_frames(outputs, parameters),
         stop="stop" in inputs,
         inputs=frozenset(inputs),
         outputs=frozenset(outputs),
@@ -228,6 +227,11 @@ def _optional_number(parameters: Mapping[str, str], name: str) -> int:
 
 def _says(parameters: Mapping[str, str], name: str) -> bool:
     return parameters.get(name, "").lower() == "true"
+
+
+def offers_step_frames(outputs: Mapping[str, str], parameters: Mapping[str, str]) -> bool:
+    """Return whether the model sends step frames of the version that this release reads."""
+    return step_frames.OUTPUT in outputs and parameters.get("step_frames") == str(step_frames.VERSION)
 
 
 def claims_handoffs(parameters: Mapping[str, str]) -> bool:

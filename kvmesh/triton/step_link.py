@@ -12,12 +12,14 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+from tritonclient.grpc import InferInput
 
 from kvmesh.clock import Clock
 from kvmesh.timer import Timer
 from kvmesh.triton import errors, step_frames, subscription_policy
-from kvmesh.triton.client import Exchange, TritonClient
+from kvmesh.triton.client import Exchange
 from kvmesh.triton.errors import CallError, EngineError, EngineLost
 from kvmesh.triton.port import EngineCall, EngineSink
 from kvmesh.triton.step_slots import StepSlots
@@ -28,6 +30,16 @@ log = logging.getLogger(__name__)
 OPEN_ID: Final = "step-stream"
 CANCEL_ID: Final = "step-cancel"
 """Triton request ids of the requests that are no calls. Errors carry them."""
+
+
+class StepClient(Protocol):
+    """The part of TritonClient that a link uses."""
+
+    address: str
+
+    def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any: ...
+
+    def exchange(self) -> Exchange: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +76,7 @@ class StepLink:
 
     def __init__(
         self,
-        client: TritonClient,
+        client: StepClient,
         tensors: RequestTensors,
         sink: EngineSink,
         clock: Clock,

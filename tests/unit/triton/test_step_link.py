@@ -179,7 +179,9 @@ def test_a_frame_is_one_event() -> None:
         await rig.started(3)
         rig.send(1, 2, 3)
         await rig.until(lambda: bool(rig.flushes))
-        assert rig.flushes == rig.sink.steps == 1 and all(rig.sink.heard(number).ids == [7] for number in (1, 2, 3))
+        assert rig.flushes == rig.sink.steps == 1 and all(
+            rig.sink.heard(number).ids == [7] for number in (1, 2, 3)
+        )
 
     run(test)
 
