@@ -58,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hops", default="", choices=("", *TRANSPORTS), help="transport between the services of all meshes"
     )
+    parser.addoption("--step-frames", default="", choices=("", "on", "off"), help="step frames of all meshes")
     parser.addoption(
         "--every-redis",
         action="store_true",
@@ -69,11 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fix the draw of the transports."""
     DRAW.seed = config.getoption("--draw-seed") or commit()
     DRAW.edge, DRAW.hops = config.getoption("--edge"), config.getoption("--hops")
+    DRAW.step_frames = config.getoption("--step-frames")
 
 
 def pytest_report_header() -> str:
     """Name the seed that repeats the draw."""
-    return f"transports: --draw-seed {DRAW.seed} --edge {DRAW.edge or 'drawn'} --hops {DRAW.hops or 'drawn'}"
+    fixed = {"--edge": DRAW.edge, "--hops": DRAW.hops, "--step-frames": DRAW.step_frames}
+    return f"transports: --draw-seed {DRAW.seed} " + " ".join(
+        f"{option} {value}" for option, value in fixed.items() if value
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
