@@ -14,7 +14,7 @@ COALESCE_S: Final = 0.025
 
 
 class CoalescingWindow:
-    """The time at which the waiting messages are due together: at once after an urgent one, else COALESCE_S after the first."""
+    """The time at which all waiting messages are due: at once after an urgent one, else COALESCE_S after the first."""
 
     def __init__(self) -> None:
         self.due_s = inf
