@@ -190,4 +190,6 @@ async def test_a_blocking_command_has_a_connection_of_its_own(link: RedisLink, o
     with pytest.raises(RedisUnavailable, match="is unavailable"):
         await lost
     assert await reads.execute("XLEN", "stream") == 1
+    await echo(link, "c")
+    assert len(await others(other)) == 2, "that of the reads, and that of the scripts"
     reads.close()

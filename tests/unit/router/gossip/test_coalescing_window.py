@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.router.gossip.coalescing_window import COALESCE_S
 from services.router.gossip.exchange import Exchange
 from services.router.gossip.peer_routers import PeerRouters
-from services.router.placement.policy import Dispatched, Finished, Started
+from services.router.placement.policy import Dispatched, DispatchEvent, Finished, Started
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(("dispatch", "start", "finish", "write", "drop")), st.floats(0.0, 0.02)),
@@ -42,12 +42,12 @@ def test_dispatches_go_at_once_and_other_messages_within_the_window(
             assert exchange.next_entry(now_s) is not None
             due_s, waiting = inf, []
         else:
-            event = {
+            events: dict[str, DispatchEvent] = {
                 "dispatch": Dispatched("r0", request_id, "p0", (1,), 0.1, now_s, now_s + 60),
                 "start": Started("r0", request_id, now_s),
                 "finish": Finished("r0", request_id, now_s),
-            }[what]
-            assert exchange.publish(event, now_s)
-            waiting.append(event)
+            }
+            assert exchange.publish(events[what], now_s)
+            waiting.append(events[what])
             due_s = min(due_s, now_s if what == "dispatch" else now_s + COALESCE_S)
         assert exchange.due_s(now_s) == due_s
