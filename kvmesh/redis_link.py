@@ -34,6 +34,7 @@ from redis.exceptions import (
 from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
 from kvmesh.redis_dedicated import DedicatedRedis
+from kvmesh.redis_dedicated_link import DedicatedLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
@@ -169,6 +170,11 @@ class RedisLink:
     def subscription(self) -> Any:
         """Return a new redis.asyncio PubSub. The caller must await its `aclose`, and wrap its calls in `guarded`."""
         return self._client.pubsub(ignore_subscribe_messages=True)
+
+    def dedicated(self) -> DedicatedLink:
+        """Return a new connection for one task. The caller must `close` it. It is not one of CONNECTIONS_MAX."""
+        own = None if self._is_cluster else DedicatedRedis(self._client)
+        return DedicatedLink(own, self._guarded, self.execute)
 
     async def guarded(self, awaitable: Awaitable[Answer]) -> Answer:
         """Await a call of the client library. Its errors become RedisUnavailable."""
