@@ -380,7 +380,9 @@ class Connection(asyncio.Protocol):
                 return False
         if controls and not self._is_within_budget(controls):
             # No lower number: the client would take its calls for not begun, and repeat them elsewhere.
-            self._codec.go_away(LAST_STREAM_MAX, ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
+            self._codec.go_away(
+                LAST_STREAM_MAX, ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content"
+            )
             log.warning("connection ended: too many frames without content", extra={"peer": self.peer})
             self.close("too many frames without content")
             return False
