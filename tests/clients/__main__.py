@@ -1,0 +1,5 @@
+"""`python -m tests.clients`."""
+
+from tests.clients.main import main
+
+main()
