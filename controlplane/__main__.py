@@ -1,7 +1,5 @@
 """Runs a control process: `python -m controlplane`."""
 
-import sys
+from kvmesh import entry
 
-from controlplane.main import main
-
-sys.exit(main())
+entry.run("controlplane.main")

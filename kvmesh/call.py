@@ -6,7 +6,7 @@ per connection and tick.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -48,19 +48,29 @@ class Call(Protocol[Request, Response]):
         """Send one message, and return when the transport has taken it. One writer at a time."""
         ...
 
+    def try_write(self, message: Response) -> bool:
+        """Send one message at once. Not called while a `write` is in progress. Raises as `write` does if the call is over.
+
+        True: the transport took the message, and its flow-control window is open. False: the message was not taken;
+        use `write`. A transport that cannot tell returns False.
+        """
+        ...
+
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
         """Send `trailers` with the status of a successful call. A MeshError has its own trailers."""
         ...
 
 
 class GrpcCall:
-    """A Call on grpc.aio."""
+    """A Call on grpc.aio, or on the batched transport, whose contexts have the same methods."""
 
-    __slots__ = ("_context", "_metadata")
+    __slots__ = ("_context", "_metadata", "_try")
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._metadata: dict[str, str] | None = None
+        self._try: Callable[[Any], bool] | None = getattr(context, "try_write", None)
+        """Of the batched transport; grpc.aio has none."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -90,6 +100,9 @@ class GrpcCall:
 
     async def write(self, message: Any) -> None:
         await self._context.write(message)
+
+    def try_write(self, message: Any) -> bool:
+        return self._try is not None and bool(self._try(message))
 
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
         self._context.set_trailing_metadata(tuple(trailers.items()))

@@ -65,7 +65,7 @@ class Mesh(Section, frozen=True, kw_only=True):
             "Transport between the services. Both speak gRPC, so processes may differ. `batched` takes less CPU.",
             choices=TRANSPORTS,
         ),
-    ] = "batched"
+    ] = "grpcio"
 
     @property
     def model_path(self) -> Path:
@@ -158,6 +158,10 @@ class Engine(Section, frozen=True, kw_only=True):
             choices=("auto", "no"),
         ),
     ] = "auto"
+    step_frames: Annotated[
+        bool,
+        Allowed("Calls to an engine that offers step frames share one stream; false: each has its own."),
+    ] = True
     salt: Annotated[
         str,
         Allowed(
@@ -342,7 +346,7 @@ class Frontend(Section, frozen=True, kw_only=True):
             "Transport to the clients. Clients see no difference. `batched` takes a fraction of the CPU per token.",
             choices=TRANSPORTS,
         ),
-    ] = "batched"
+    ] = "grpcio"
     replicas: Annotated[int, Allowed("Frontends that `kvmesh up` starts.", 1, 16)] = 1
     port: Annotated[
         int,

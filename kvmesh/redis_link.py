@@ -34,6 +34,7 @@ from redis.exceptions import (
 from kvmesh.config import ConfigError
 from kvmesh.redis_cluster import cluster_client, is_cluster
 from kvmesh.redis_dedicated import DedicatedRedis
+from kvmesh.redis_dedicated_link import DedicatedLink
 from kvmesh.redis_script import Call, Script
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
@@ -112,7 +113,7 @@ class RedisLink:
                 "rediss+cluster:// without /db, with one or more host:port between commas."
             ) from None
         self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
-        """For scripts. None on a Cluster, where the library finds the node of each key."""
+        """For scripts and pipelines. None on a Cluster, where the library finds the node of each key."""
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
@@ -124,15 +125,16 @@ class RedisLink:
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Run `commands` in one round trip (`atomic`: as one MULTI) and return their answers in order.
 
-        After a failure, some of the commands may have run.
+        After a failure, some of the commands may have run. Answers are bytes, ints, lists and None, as Redis sent them,
+        or what the client library makes of them.
         """
+        names = "+".join(sorted({str(command[0]) for command in commands}))
+        if not atomic and (dedicated := self._free_dedicated()) is not None:
+            return await self._guarded(_unrefused(dedicated.exchange(commands)), names)
         pipe = self._client.pipeline(transaction=atomic)
         for command in commands:
             pipe.execute_command(*command)
-        answers = await self._guarded(
-            pipe.execute(), "+".join(sorted({str(command[0]) for command in commands}))
-        )
-        return list(answers)
+        return list(await self._guarded(pipe.execute(), names))
 
     async def scripts(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Run `script` once per call, in order, in one round trip, and return the answers.
@@ -152,8 +154,8 @@ class RedisLink:
         return answers
 
     async def _scripts(self, command: str, name: str, calls: Sequence[Call]) -> list[Any]:
-        dedicated = self._dedicated
-        if dedicated is not None and not dedicated.is_busy:
+        dedicated = self._free_dedicated()
+        if dedicated is not None:
             words = [(command, name, len(keys), *keys, *arguments) for keys, arguments in calls]
             return await self._guarded(dedicated.exchange(words), "EVALSHA")
         pipe = self._client.pipeline(transaction=False)
@@ -161,9 +163,18 @@ class RedisLink:
             pipe.execute_command(command, name, len(keys), *keys, *arguments)
         return list(await self._guarded(pipe.execute(raise_on_error=False), "EVALSHA"))
 
+    def _free_dedicated(self) -> DedicatedRedis | None:
+        """Return the dedicated connection unless it is busy, or there is none."""
+        return None if self._dedicated is None or self._dedicated.is_busy else self._dedicated
+
     def subscription(self) -> Any:
         """Return a new redis.asyncio PubSub. The caller must await its `aclose`, and wrap its calls in `guarded`."""
         return self._client.pubsub(ignore_subscribe_messages=True)
+
+    def dedicated(self) -> DedicatedLink:
+        """Return a new connection for one task. The caller must `close` it. It is not one of CONNECTIONS_MAX."""
+        own = None if self._is_cluster else DedicatedRedis(self._client)
+        return DedicatedLink(own, self._guarded, self.execute)
 
     async def guarded(self, awaitable: Awaitable[Answer]) -> Answer:
         """Await a call of the client library. Its errors become RedisUnavailable."""
@@ -242,6 +253,15 @@ class RedisLink:
             log.warning("Redis at %s %s: %s", self.shown, what, reason)
         self.is_connected = False
         return RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
+
+
+async def _unrefused(exchange: Awaitable[list[Any]]) -> list[Any]:
+    """Return the answers of `exchange`. Raises the first refusal among them."""
+    answers = await exchange
+    for each in answers:
+        if isinstance(each, Exception):
+            raise each
+    return answers
 
 
 def _client(url: str) -> redis.asyncio.Redis:

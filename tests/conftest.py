@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kvmesh.child import bound_command
+from kvmesh.config_sections import TRANSPORTS
 from kvmesh.ports import free_ports
 from kvmesh.redis_binary import redis_binaries, redis_command
+from tests.drawn_transports import DRAW, commit
 from tests.patience import Patience
 
 _START_S_MAX = 15.0
@@ -48,11 +50,34 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --every-redis."""
+    """Add --every-redis, and the options of the drawn transports."""
+    parser.addoption("--draw-seed", default="", help="seed of the drawn transports; default: the commit")
+    parser.addoption(
+        "--edge", default="", choices=("", *TRANSPORTS), help="transport of all frontends to their clients"
+    )
+    parser.addoption(
+        "--hops", default="", choices=("", *TRANSPORTS), help="transport between the services of all meshes"
+    )
+    parser.addoption("--step-frames", default="", choices=("", "on", "off"), help="step frames of all meshes")
     parser.addoption(
         "--every-redis",
         action="store_true",
         help="run all tests on each Redis of the machine, not the scripts' alone",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the draw of the transports."""
+    DRAW.seed = config.getoption("--draw-seed") or commit()
+    DRAW.edge, DRAW.hops = config.getoption("--edge"), config.getoption("--hops")
+    DRAW.step_frames = config.getoption("--step-frames")
+
+
+def pytest_report_header() -> str:
+    """Name the seed that repeats the draw."""
+    fixed = {"--edge": DRAW.edge, "--hops": DRAW.hops, "--step-frames": DRAW.step_frames}
+    return f"transports: --draw-seed {DRAW.seed} " + " ".join(
+        f"{option} {value}" for option, value in fixed.items() if value
     )
 
 

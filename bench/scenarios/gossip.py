@@ -24,9 +24,8 @@ from services.router.index.local_index import LocalPrefixIndex
 from services.router.placement.cost_policy import CostPolicy
 from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event, Finished, Started
 
-ROUTERS = (2, 4)
-PER_S = 50
-"""Dispatches per second of each router."""
+CASES = ((2, 50), (4, 50), (2, 500))
+"""Routers, and dispatches per second of each router."""
 MESH = "bench"
 REPLICA = "prefill-0"
 BLOCKS = 128
@@ -41,7 +40,7 @@ SETTLE_S = 0.3
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = 4.0 if pace.is_quick else 10.0
-    for count in ROUTERS:
+    for count, per_s in CASES:
         with Fleet() as fleet:
             redis_url = fleet.redis()
             names = [f"router-{number}" for number in range(count)]
@@ -49,12 +48,12 @@ def run(results: ScenarioResults, pace: Pace) -> None:
                 fleet.start_ready(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names
             ]
             ask_all(probes, "meet", routers=names)
-            told = ask_all(probes, "dispatch", per_s=PER_S, seconds=seconds)
+            told = ask_all(probes, "dispatch", per_s=per_s, seconds=seconds)
             heard = ask_all(probes, "tell")
             left = sum(each["left"] for each in heard)
             if left:
                 raise BenchError(f"{left:.0f} dispatches are still counted after their finish")
-            case = f"{count} routers, {PER_S} dispatches/s each"
+            case = f"{count} routers, {per_s} dispatches/s each"
             for name in ("p50", "p99", "max"):
                 worst = max(each[f"{name}_ms"] for each in heard)
                 results.add(case, f"propagation delay, {name}", "ms", worst)

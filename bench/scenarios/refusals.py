@@ -164,6 +164,10 @@ class OwnCall:
         """See Call."""
         return self._message
 
+    def try_write(self, message: object) -> bool:
+        """See Call."""
+        return False
+
     async def write(self, message: pb.GenerateResponse) -> None:
         """See Call."""
 

@@ -1,7 +1,5 @@
 """Runs an xDS server: `python -m controlplane.xds`."""
 
-import sys
+from kvmesh import entry
 
-from controlplane.xds.main import main
-
-sys.exit(main())
+entry.run("controlplane.xds.main")

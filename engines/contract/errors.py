@@ -22,6 +22,7 @@ HANDOFF_MISMATCH: Final = "handoff does not belong to this request: {reason}"
 SOURCE_NOT_REGISTERED: Final = (
     "handoff names a KV source that is not registered: handoff names {named}, registered is {registered}"
 )
+STEP_STREAM_UNKNOWN: Final = "Step stream is unknown or over: open it again, with another name"
 STOP_WITHOUT_ID: Final = "Trying to stop a request but request ID is not provided"
 SUBSCRIPTION_OVERFLOW: Final = (
     "subscription overflow: reader is {events} events behind; subscribe again for a new snapshot"

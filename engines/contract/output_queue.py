@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engines.contract.outputs import RequestOutput
+from engines.contract.step_streams import SlotStream, StepStream
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +34,16 @@ class ResponseStream(Protocol):
 
 @dataclass(slots=True)
 class OutputQueue:
-    """Open streams by key, and the outputs that wait to be sent. Thread-safe."""
+    """Open streams by key, and the outputs that wait to be sent. Thread-safe.
+
+    The outputs of all slots of a step stream that are ready are sent together.
+    """
 
     _open_streams: dict[int, ResponseStream] = field(default_factory=dict)
     _pending: dict[int, RequestOutput] = field(default_factory=dict)
-    _ready: deque[int] = field(default_factory=deque)
+    _ready: deque[int | StepStream] = field(default_factory=deque)
+    _ready_slots: dict[StepStream, list[int]] = field(default_factory=dict)
+    """Ready keys of each step stream in `_ready`."""
     _is_closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
@@ -79,8 +85,19 @@ class OutputQueue:
                     known.merge(output)
                 was_ready = known is not None and stream.is_streaming
                 if not was_ready and (stream.is_streaming or output.is_final):
-                    self._ready.append(key)
+                    self._add_ready(key, stream)
             self._changed.notify()
+
+    def _add_ready(self, key: int, stream: ResponseStream) -> None:
+        if not isinstance(stream, SlotStream):
+            self._ready.append(key)
+            return
+        keys = self._ready_slots.get(stream.stream)
+        if keys is None:
+            self._ready_slots[stream.stream] = [key]
+            self._ready.append(stream.stream)
+        else:
+            keys.append(key)
 
     def _run(self) -> None:
         while True:
@@ -89,11 +106,17 @@ class OutputQueue:
                     self._changed.wait()
                 if not self._ready:
                     return
-                key = self._ready.popleft()
-                output = self._pending.pop(key)
-                stream = self._open_streams.pop(key) if output.is_final else self._open_streams[key]
+                ready = self._ready.popleft()
+                keys = self._ready_slots.pop(ready) if isinstance(ready, StepStream) else [ready]
+                outputs = [(self._open_streams[key], self._pending.pop(key)) for key in keys]
+                for key, (_, output) in zip(keys, outputs, strict=True):
+                    if output.is_final:
+                        del self._open_streams[key]
             try:
-                stream.send(output)
+                if isinstance(ready, StepStream):
+                    ready.send_step(outputs)  # type: ignore[arg-type]  # its streams are its slots
+                else:
+                    outputs[0][0].send(outputs[0][1])
             except Exception:  # noqa: BLE001  # an error of one stream must not end the others
                 _log.exception("sending the output of a request failed")
 

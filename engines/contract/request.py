@@ -27,6 +27,8 @@ class ControlRequest(Enum):
     KV_EVENTS = "kv_events"
     LOAD_REPORT = "load_report"
     RELEASE_HANDOFF = "release_handoff"
+    STEP_STREAM = "step_stream"
+    STEP_CANCEL = "step_cancel"
     STOP = "stop"  # set by the tensor `stop`, not by the parameter
 
 
@@ -55,6 +57,14 @@ class EventCursor:
 
     boot_id: str
     event_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlot:
+    """Where the outputs of a request go instead of its own responses: a slot of a step stream."""
+
+    stream: str
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from engines.contract.request import (
     Retention,
     RetentionRange,
     SamplingParams,
+    StepSlot,
 )
 
 TensorLookup = Callable[[str], npt.NDArray[Any] | None]
@@ -32,6 +33,9 @@ PENALTY_MAX = 2.0
 """Largest frequency and presence penalty, and the smallest without its sign."""
 REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
 TOP_LOG_PROBS_MAX = 20
+SLOT_MAX = 2**32 - 1
+STREAM_NAME_MAX = 64
+"""Most characters of the name of a step stream."""
 PRIORITY_MAX, PRIORITY_DEFAULT = 100, 35
 """Retention priorities of TensorRT-LLM: 0 to 100, 35 for blocks without one."""
 
@@ -54,6 +58,37 @@ def parse_max_bytes(parameters: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
         raise _bad_value("max_bytes", text, ">= 1")
+    return int(text)
+
+
+def parse_step_stream(parameters: str) -> str:
+    """Return the name of a step stream, from the request parameter `step_stream`."""
+    name = str(json.loads(parameters or "{}").get("step_stream", ""))
+    if not 1 <= len(name) <= STREAM_NAME_MAX:
+        raise _bad_value("step_stream", name[:STREAM_NAME_MAX], f"1..{STREAM_NAME_MAX} characters")
+    return name
+
+
+def parse_step_slot(parameters: str) -> StepSlot | None:
+    """Return where the outputs of a request go, from the request parameters `step_stream` and `step_slot`.
+
+    None: to the request's own responses.
+    """
+    found = json.loads(parameters or "{}")
+    if "step_slot" not in found:
+        return None
+    return StepSlot(parse_step_stream(parameters), _slot("step_slot", str(found["step_slot"])))
+
+
+def parse_step_slots(parameters: str) -> list[int]:
+    """Return the slots to cancel, from the request parameter `step_slots`: numbers with commas."""
+    text = str(json.loads(parameters or "{}").get("step_slots", ""))
+    return [_slot("step_slots", one) for one in text.split(",")]
+
+
+def _slot(field: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(SLOT_MAX)) and int(text) <= SLOT_MAX):
+        raise _bad_value(field, text[:20], f"0..{SLOT_MAX}")
     return int(text)
 
 

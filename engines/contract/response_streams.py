@@ -122,6 +122,22 @@ class SubscriptionStream:
             self._sender.send(error_response(error), flags=FINAL)
 
 
+class StepFrameSender:
+    """The responses of one step-stream request: a frame each, in the tensor `step_frame`."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = _CancellationSafeSender(sender)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has cancelled the request."""
+        return self._sender.is_cancelled()
+
+    def send(self, frame: bytes, *, is_last: bool) -> None:
+        """Send one frame."""
+        response = pb_utils.InferenceResponse([_bytes_tensor("step_frame", frame)])
+        self._sender.send(response, flags=FINAL if is_last else 0)
+
+
 def answer_empty(sender: Any) -> None:
     """Send a final response without tokens."""
     empty = [

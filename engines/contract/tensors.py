@@ -1,13 +1,15 @@
 """The tensor contract: names, types and dims of the inputs and outputs of TensorRT-LLM's `tensorrt_llm` model.
 
 Dims omit the leading batch dimension, which is always 1 on the wire. Extensions of this engine are the input
-`return_top_log_probs` and the last four outputs.
+`return_top_log_probs` and the last five outputs.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 MODEL_NAME: Final = "tensorrt_llm"
+STEP_FRAME: Final = "step_frame"
+"""Output of a model with step frames; its parameter `step_frames` tells their version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +91,5 @@ OUTPUTS: Final = (
     Output("top_log_probs", "TYPE_FP32", (-1, -1)),
     Output("kv_events", "TYPE_UINT8", (-1,)),
     Output("load_report", "TYPE_UINT8", (-1,)),
+    Output(STEP_FRAME, "TYPE_UINT8", (-1,)),
 )

@@ -24,15 +24,18 @@ from engines.contract.engine import Engine
 from engines.contract.errors import EngineError
 from engines.contract.output_queue import CancellationPoller, OutputQueue, ResponseStream
 from engines.contract.outputs import RequestOutput
-from engines.contract.request import ControlRequest, RequestKind, RequestLimits, ResponseOptions
+from engines.contract.request import ControlRequest, RequestKind, RequestLimits, ResponseOptions, StepSlot
 from engines.contract.response_streams import (
     FINAL,
     GenerationStream,
+    StepFrameSender,
     SubscriptionStream,
     answer_empty,
     error_response,
 )
 from engines.contract.server_watchdog import ServerWatchdog, http_address_of
+from engines.contract.step_frames import SlotProgress
+from engines.contract.step_streams import SlotStream, StepStreams
 
 _SWITCH_INTERVAL_S = 0.0005  # Python's default of 5 ms would let a step delay the sending thread
 
@@ -71,6 +74,7 @@ class TritonModel(ABC):
         self.version_folder = Path(args["model_repository"]) / args["model_version"]
         self._keys = itertools.count(1)
         self._subscriptions: dict[int, SubscriptionStream] = {}
+        self._step_streams = StepStreams()
         self._closing = threading.Lock()
         self._is_closed = False
         self._output_queue = OutputQueue()
@@ -81,9 +85,7 @@ class TritonModel(ABC):
         self._watchdog.start_reaper()
         started = self.start_engine(parameters, self._output_queue, self._watchdog.kill_server)
         self._engine, self._limits = started.engine, started.limits
-        self._cancellation_poller = CancellationPoller(
-            self._live, self._engine.cancel, started.cancellation_check_s
-        )
+        self._cancellation_poller = CancellationPoller(self._live, self._cancel, started.cancellation_check_s)
         self._cancellation_poller.start()
         self._watchdog.start()
 
@@ -110,6 +112,7 @@ class TritonModel(ABC):
         self._cancellation_poller.close()
         self._engine.close()
         self._output_queue.close()
+        self._step_streams.close()
 
     def _take(self, request: Any, sender: Any, arrival_ns: int) -> None:
         def tensor(name: str) -> npt.NDArray[Any] | None:
@@ -130,12 +133,25 @@ class TritonModel(ABC):
             response_options = ResponseOptions(
                 True, response_options.has_perf, response_options.has_log_probs
             )  # context_only has one response in any case
-        self._output_queue.open(key, GenerationStream(sender, response_options))
+        slot = request_parsing.parse_step_slot(parameters)
+        if slot is None:
+            self._output_queue.open(key, GenerationStream(sender, response_options))
+        else:
+            self._open_slot(key, slot, response_options)
+            sender.send(flags=FINAL)  # without a response: the outputs come in step frames
         try:
             self._engine.submit(engine_request)
         except EngineError as error:
             # By its open stream: the cancellation poller may look at the stream now, and must not after its last response.
             self._output_queue.put([(key, RequestOutput(error=str(error), is_final=True))])
+
+    def _open_slot(self, key: int, slot: StepSlot, options: ResponseOptions) -> None:
+        """Open the stream of a request by its slot. Raises EngineError."""
+        step_stream = self._step_streams.find(slot.stream)
+        progress = SlotProgress(slot.slot, options.has_log_probs, options.has_perf)
+        stream = SlotStream(key, step_stream, progress, options.is_streaming)
+        step_stream.open_slot(slot.slot, stream)
+        self._output_queue.open(key, stream)
 
     def _serve(
         self,
@@ -152,6 +168,14 @@ class TritonModel(ABC):
             sender.send(flags=FINAL)
         elif kind is ControlRequest.RELEASE_HANDOFF:
             self._engine.release_handoff(request_parsing.parse_handoff(tensor), lambda: answer_empty(sender))
+        elif kind is ControlRequest.STEP_STREAM:
+            name = request_parsing.parse_step_stream(parameters)
+            self._step_streams.attach(name, StepFrameSender(sender), lambda: next(self._keys))
+        elif kind is ControlRequest.STEP_CANCEL:
+            step_stream = self._step_streams.find(request_parsing.parse_step_stream(parameters))
+            for key in step_stream.cancel(request_parsing.parse_step_slots(parameters)):
+                self._engine.cancel(key)
+            sender.send(flags=FINAL)
         else:
             cursor, max_bytes = (
                 request_parsing.parse_event_cursor(parameters),
@@ -170,4 +194,14 @@ class TritonModel(ABC):
 
     def _live(self) -> list[tuple[int, ResponseStream]]:
         # The cancellation poller uses only is_cancelled.
-        return [*self._output_queue.open_streams(), *list(self._subscriptions.items())]  # type: ignore[list-item]
+        return [
+            *self._output_queue.open_streams(),
+            *list(self._subscriptions.items()),  # type: ignore[list-item]
+            *self._step_streams.live(),  # type: ignore[list-item]
+        ]
+
+    def _cancel(self, key: int) -> None:
+        """End a request or a subscription, or all slots of a step stream, after its client has cancelled."""
+        slot_keys = self._step_streams.end(key)
+        for one in slot_keys or (key,):
+            self._engine.cancel(one)

@@ -46,6 +46,7 @@ class EngineConfig:
     end_probability: float = 0.0  # hashed only, per position
     hide_end_token: bool = False  # outputs omit the end token, as TensorRT-LLM's C++ backend does
     seeded_resume: bool = True  # tell that a resumed request continues with the same tokens, where it does
+    step_frames: bool = True  # offer the outputs of all requests of a client in step frames
     model_version: str = "1"
     handoff_timeout_s: float = 30.0
     pull_timeout_s: float = 10.0  # deadline of one KV transfer, connection setup included

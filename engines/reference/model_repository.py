@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from engines.contract import model_repository
-from engines.contract.tensors import GUIDE_INPUTS, INPUTS, OUTPUTS
+from engines.contract.step_frames import VERSION
+from engines.contract.tensors import GUIDE_INPUTS, INPUTS, OUTPUTS, STEP_FRAME, Output
 from engines.reference.config import EngineConfig
 
 
@@ -20,7 +21,7 @@ class ModelFacts:
 
 def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
     """Return the model's config.pbtxt."""
-    parameters = {
+    parameters: dict[str, object] = {
         "tokens_per_block": config.block_tokens,
         "kv_blocks": config.kv_blocks,
         "max_sequence_tokens": facts.max_sequence_tokens,
@@ -44,4 +45,9 @@ def config_pbtxt(config: EngineConfig, facts: ModelFacts) -> str:
         "engine": config.to_json(),
     }
     inputs = (*INPUTS, *(GUIDE_INPUTS if config.has_guides else ()))
-    return model_repository.config_pbtxt(inputs, OUTPUTS, parameters)
+    outputs: tuple[Output, ...] = OUTPUTS
+    if config.step_frames:
+        parameters["step_frames"] = VERSION
+    else:
+        outputs = tuple(one for one in OUTPUTS if one.name != STEP_FRAME)
+    return model_repository.config_pbtxt(inputs, outputs, parameters)

@@ -64,6 +64,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         end_probability=options.end_probability,
         hide_end_token=options.hide_end_token,
         seeded_resume=not options.no_seeded_resume,
+        step_frames=not options.no_step_frames,
         model_version=options.model_version,
         handoff_timeout_s=options.handoff_timeout_s,
         pull_timeout_s=options.pull_timeout_s,
@@ -115,6 +116,11 @@ def _parser() -> argparse.ArgumentParser:
         "--no-seeded-resume",
         action="store_true",
         help="do not tell the capability, as an engine whose tokens depend on the batch",
+    )
+    add(
+        "--no-step-frames",
+        action="store_true",
+        help="do not offer step frames, as an engine of release 0.1.0",
     )
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s)
     add("--pull-timeout-s", type=float, default=default.pull_timeout_s)

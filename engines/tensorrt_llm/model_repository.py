@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from engines.contract import model_repository
+from engines.contract.step_frames import VERSION
 from engines.contract.tensors import GUIDE_INPUTS, INPUTS, LORA_INPUTS, OUTPUTS, RETENTION_INPUTS
 from engines.tensorrt_llm.settings import QUEUE_MAX, Settings
 
@@ -43,6 +44,7 @@ def config_pbtxt(settings: Settings, more: Mapping[str, object] | None = None) -
         "engine_kind": "tensorrt_llm",
         "end_token": "true",  # the PyTorch backend outputs it
         "disaggregated": "true" if settings.is_disaggregated else "false",
+        "step_frames": VERSION,
         "release_handoff": "false",  # see engine.TensorRtLlmEngine.release_handoff
         "seeded_resume": "false",  # draws depend on the request's history in its engine, logits on the batch
         **(more or {}),

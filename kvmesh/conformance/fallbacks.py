@@ -10,6 +10,7 @@ FALLBACKS: Final = {
     "kv_events": "routers infer the cached blocks from their own dispatches",
     "load_report": "replicas count their own calls and blocks, or read Triton's metrics",
     "release_handoff": "an abandoned handoff stays until the engine's own timeout",
+    "step_frames": "each call has a stream of its own, which takes more CPU per token",
     "stop": "a call ends by the cancel of its stream",
     "reuse": "routers count each prompt that they sent as cached",
     "logprobs": "requests with log-probabilities get none",

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -17,9 +17,11 @@ import msgspec
 import numpy as np
 from tritonclient.grpc import InferInput
 
+from kvmesh.conformance import framed_calls
+from kvmesh.conformance.framed_calls import Framed
 from kvmesh.conformance.offer import Offer
 from kvmesh.conformance.recording import Recording
-from kvmesh.triton.client import Responses, opened
+from kvmesh.triton.client import Exchange, Responses, opened
 from kvmesh.triton.errors import CallError, EngineError, EngineStalled
 from kvmesh.triton.port import CallKind, EngineCall
 from kvmesh.triton.tensors import RequestTensors, parameters_of, payload_of
@@ -60,6 +62,10 @@ class Client(Protocol):
         parameters: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Responses: ...
+
+    def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any: ...
+
+    def exchange(self) -> Exchange: ...
 
     async def request_once(
         self,
@@ -217,6 +223,22 @@ class Session:
                     reading.cancel()
                     await asyncio.wait((reading,))
         return _readable(made)
+
+    async def framed(
+        self, prompts: Sequence[Sequence[int]], output: int, *, cancel_after: int = 0
+    ) -> list[Framed]:
+        """Run calls at once on one step stream, and return what came. See framed_calls.run."""
+        calls = [self.call(prompt, output) for prompt in prompts]
+        async with AsyncExitStack() as places:
+            for _ in calls:
+                await places.enter_async_context(self._place())
+            answers = await framed_calls.run(
+                self.client, self._tensors, calls, cancel_after=cancel_after, timeout_s=self.call_s
+            )
+        for call, answer in zip(calls, answers, strict=True):
+            if isinstance(answer.error, EngineStalled):
+                self._unstopped.add(call.request_id)
+        return answers
 
     async def release(self, handoff: bytes) -> None:
         """Release a handoff. Raises CallError."""

@@ -106,7 +106,11 @@ class LinkChannel:
 
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
-        await connection.opened()
+        try:
+            await connection.opened()
+        except BaseException:
+            connection.abort("the channel was closed")
+            raise
         return connection
 
 
@@ -270,13 +274,15 @@ class _ClientConnection(Connection):
         if not self._open.done():
             self._open.set_result(None)
 
-    def on_headers(self, event: Headers) -> None:
+    def on_headers(self, event: Headers) -> bool:
         call, stream = self._calls.get(event.stream), self.streams.get(event.stream)
-        if call is not None and stream is not None:
-            call.on_headers(event, stream)
+        if call is None or stream is None:
+            return False
+        call.on_headers(event, stream)
+        return True
 
     def on_stream_reset(self, stream: Stream, code: int) -> None:
-        call = self._calls.pop(stream.number, None)
+        call = self._calls.get(stream.number)
         if call is not None:
             call.on_reset(code, self.lost_because)
 
@@ -284,14 +290,13 @@ class _ClientConnection(Connection):
         for number in [each for each in self._calls if each > event.last_stream]:
             stream = self.streams.get(number)
             if stream is not None:
-                stream.on_reset()
                 self.on_stream_reset(stream, ErrorCode.REFUSED_STREAM)
+                stream.on_reset()
         super().on_gone_away(event)
 
     def forget(self, stream: Stream) -> None:
         super().forget(stream)
-        if stream.number in self._calls and not stream.is_reset:
-            del self._calls[stream.number]
+        self._calls.pop(stream.number, None)
 
     def on_lost(self, reason: str) -> None:
         if not self._open.done():

@@ -53,6 +53,10 @@ CONNECTION_WINDOW: Final = 4 << 20
 """Flow-control window of a connection, in bytes. It is granted again as bytes arrive: streams bound what waits."""
 
 
+LAST_STREAM_MAX: Final = 2**31 - 1
+"""Number in a GOAWAY that leaves no stream out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """Times of a connection, in seconds."""
@@ -81,6 +85,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_flush_due = False
         self._is_pump_due = False
+        self._has_every_opened = False
+        """True if a setting of the peer changed the windows of all streams since the last pump."""
         self._is_settled = False
         self._backlog: memoryview | None = None
         """Input that waits for the next turn."""
@@ -93,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._pinged_s: float | None = None
         self._keepalive: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.is_draining = False
         self.lost_because = ""
@@ -102,12 +109,12 @@ class Connection(asyncio.Protocol):
     # What subclasses do.
 
     @abstractmethod
-    def on_headers(self, event: Headers) -> None:
-        """Take a header block of the peer."""
+    def on_headers(self, event: Headers) -> bool:
+        """Take a header block of the peer. Return False if it had no effect, or led to a reset."""
 
     @abstractmethod
     def on_stream_reset(self, stream: Stream, code: int) -> None:
-        """Take the end of `stream` by a reset of the peer, or by the loss of the connection (code -1)."""
+        """Note that `stream` is about to end by a reset of the peer, or by the loss of the connection (code -1)."""
 
     def on_gone_away(self, event: GoneAway) -> None:
         """Take a GOAWAY of the peer."""
@@ -145,6 +152,8 @@ class Connection(asyncio.Protocol):
         return False  # the transport closes itself
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._end(str(error) if error else "the peer closed the connection")
 
     def pause_writing(self) -> None:
@@ -166,11 +175,11 @@ class Connection(asyncio.Protocol):
         return self._codec.sendable(stream) if self.is_writable else 0
 
     def try_send(self, stream: int, message: bytes) -> bool:
-        """Send `message` with its prefix, if the windows have room for all of it. Return False, too, for one above
-        OUTPUT_BYTES_MAX: it goes in parts.
-        """
+        """Send `message` with its prefix, if the windows have room for all of it. A message above OUTPUT_BYTES_MAX has none."""
         size = len(message)
-        if self._is_paused or size > OUTPUT_BYTES_MAX or self._codec.sendable(stream) < PREFIX_BYTES + size:
+        if size > OUTPUT_BYTES_MAX:
+            return False  # it goes in pieces: whole it would look like output that the peer does not read
+        if self._is_paused or self._codec.sendable(stream) < PREFIX_BYTES + size:
             return False
         self.send(stream, b"\0" + size.to_bytes(4, "big") + message)
         return True
@@ -248,7 +257,7 @@ class Connection(asyncio.Protocol):
             return
         self._flush()
         self._transport.close()
-        self._loop.call_later(LINGER_S, self._transport.abort)
+        self._lingering = self._loop.call_later(LINGER_S, self._transport.abort)
         self._end(reason)
 
     def abort(self, reason: str) -> None:
@@ -277,8 +286,8 @@ class Connection(asyncio.Protocol):
         self._backlog = None
         self.lost_because = reason
         for stream in list(self.streams.values()):
-            stream.on_reset()
             self.on_stream_reset(stream, -1)
+            stream.on_reset()
         self.on_lost(reason)
 
     def _close_if_idle(self) -> None:
@@ -370,7 +379,10 @@ class Connection(asyncio.Protocol):
             if self.is_lost:
                 return False
         if controls and not self._is_within_budget(controls):
-            self._codec.go_away(0, ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
+            # No lower number: the client would take its calls for not begun, and repeat them elsewhere.
+            self._codec.go_away(
+                LAST_STREAM_MAX, ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content"
+            )
             log.warning("connection ended: too many frames without content", extra={"peer": self.peer})
             self.close("too many frames without content")
             return False
@@ -382,11 +394,11 @@ class Connection(asyncio.Protocol):
         """Take one event. Return 1 if its frame cost the peer nothing."""
         kind = type(event)
         if kind is Data:
-            self._on_data(cast("Data", event))
-            return 0
+            data = cast("Data", event)
+            self._on_data(data)
+            return 0 if data.data or data.is_end else 1
         if kind is Headers:
-            self.on_headers(cast("Headers", event))
-            return 0
+            return 0 if self.on_headers(cast("Headers", event)) else 1
         if kind is WindowOpened:
             self._on_window(cast("WindowOpened", event).stream)
             return 1
@@ -425,19 +437,21 @@ class Connection(asyncio.Protocol):
 
     def _on_window(self, number: int) -> None:
         if number == EVERY:
-            self._stalled.update((each.number, each) for each in self.streams.values() if each.has_output)
-        elif number != CONNECTION:
+            self._has_every_opened = True
+            self._pump_soon()
+        elif number == CONNECTION:
+            if self._stalled:
+                self._pump_soon()
+        else:
             stream = self.streams.get(number)
             if stream is not None and stream.has_output and self.is_writable:
                 self._wake_pump(stream)
-            return
-        self._pump()
 
     def _on_reset(self, event: Reset) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None:
-            stream.on_reset()
             self.on_stream_reset(stream, event.code)
+            stream.on_reset()
 
     # Output.
 
@@ -466,11 +480,15 @@ class Connection(asyncio.Protocol):
 
     def _push(self, stream: Stream) -> bool:
         """Send some output of `stream`. Keep it in the line if the rest waits for a turn. Return True if more can go."""
+        before = self._codec.sendable(CONNECTION)
         can_go_on = stream.push()
+        window = self._codec.sendable(CONNECTION)
+        if window < before:
+            self._stalled.pop(stream.number, None)  # its next turn is behind the others
         if not stream.has_output:
             self._stalled.pop(stream.number, None)
-        elif can_go_on or not self.is_writable or self._codec.sendable(CONNECTION) <= 0:
-            self._stalled[stream.number] = stream
+        elif can_go_on or not self.is_writable or window <= 0:
+            self._stalled.setdefault(stream.number, stream)
         else:
             self._stalled.pop(stream.number, None)  # until its own window opens
         return can_go_on
@@ -478,6 +496,9 @@ class Connection(asyncio.Protocol):
     def _wake_pump(self, stream: Stream) -> None:
         """Put `stream` into the line, and serve the line in this turn."""
         self._stalled.setdefault(stream.number, stream)
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
@@ -485,6 +506,11 @@ class Connection(asyncio.Protocol):
     def _pump(self) -> None:
         """Send what waits on streams, each in its turn, until the windows or the socket are full."""
         self._is_pump_due = False
+        if self._has_every_opened:
+            self._has_every_opened = False
+            for stream in self.streams.values():
+                if stream.has_output:
+                    self._stalled.setdefault(stream.number, stream)
         can_go_on = True
         while can_go_on and self._stalled:
             can_go_on = False

@@ -1,4 +1,4 @@
-"""Header fields of gRPC: metadata, timeouts, status messages, and which requests are calls at all. Pure.
+"""Header fields of gRPC: metadata, timeouts, status messages, and which requests are calls at all. No I/O.
 
 Source: the gRPC wire format (grpc/grpc, doc/PROTOCOL-HTTP2.md).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -43,6 +44,14 @@ _PLAIN: Final = bytes(each for each in range(0x20, 0x7F) if each != 0x25)
 
 _HPACK_ENTRY_BYTES: Final = 32
 
+_PSEUDO: Final = [b":authority", b":method", b":path", b":scheme"]
+_PSEUDO_WITHOUT_AUTHORITY: Final = _PSEUDO[1:]
+_OF_HTTP_1: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
+)
+_BAD_NAME: Final = re.compile(rb"[A-Z\x00-\x09\x0b-\x20\x7f-\xff]|.:")
+_BAD_VALUE: Final = re.compile(rb"[\x00\r\n]")
+
 
 class CallFields(NamedTuple):
     """The fields of a request that gRPC itself reads."""
@@ -50,6 +59,10 @@ class CallFields(NamedTuple):
     path: bytes
     timeout_s: float | None
     encoding: str
+
+
+class Malformed(Exception):
+    """The fields break HTTP/2 (RFC 9113, 8.2 and 8.3). The stream ends with PROTOCOL_ERROR."""
 
 
 class NotACall(Exception):
@@ -66,8 +79,10 @@ def size_of(fields: Fields) -> int:
 
 
 def call_fields(fields: Fields) -> CallFields:
-    """Return what gRPC reads of a request. Raises NotACall, or WireError for a call that cannot be served."""
-    method = path = content_type = timeout = b""
+    """Return what gRPC reads of a request. Raises Malformed, NotACall, or WireError for a call that cannot be served."""
+    _check(fields)
+    method = path = content_type = b""
+    timeout: bytes | None = None
     encoding = b"identity"
     for name, value in fields:
         if name == b":path":
@@ -90,7 +105,24 @@ def call_fields(fields: Fields) -> CallFields:
             grpc.StatusCode.UNIMPLEMENTED,
             f"grpc-encoding {_shown(encoding)}: allowed are {', '.join(ENCODINGS)}",
         )
-    return CallFields(path, parse_timeout(timeout) if timeout else None, coding)
+    return CallFields(path, None if timeout is None else parse_timeout(timeout), coding)
+
+
+def _check(fields: Fields) -> None:
+    """Raise Malformed for a request that an HTTP/2 server must not take, except for spaces around a value."""
+    names = [name for name, _ in fields]
+    pseudo = sorted(name for name in names if name[:1] == b":")
+    if pseudo != _PSEUDO and pseudo != _PSEUDO_WITHOUT_AUTHORITY:
+        raise Malformed(f"pseudo-header fields {_shown(b' '.join(pseudo))}: each must be there, once")
+    if any(name[:1] != b":" for name in names[: len(pseudo)]):
+        raise Malformed("a pseudo-header field follows another field")
+    joined = b"\n".join(names)
+    if _BAD_NAME.search(joined) or b"" in names:
+        raise Malformed("a field's name has upper-case letters or controls, or is empty")
+    if _BAD_VALUE.search(b" ".join([value for _, value in fields])):
+        raise Malformed("a field's value has NUL, CR or LF")
+    if not _OF_HTTP_1.isdisjoint(names):
+        raise Malformed("a field of HTTP/1.1 that names properties of the connection")
 
 
 def is_grpc(content_type: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The codec on h2, the HTTP/2 library of hyper (docs/decisions/0053).
+"""The codec on h2, the HTTP/2 library of hyper (docs/decisions/0052).
 
 h2 keeps the state of streams, the windows, HPACK and the rules of RFC 9113. Three of its ways do not suit a server with
 long streams, and are replaced here:
@@ -32,9 +32,15 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.events import Event as H2Event
-from h2.exceptions import H2Error, NoSuchStreamError, ProtocolError, StreamClosedError
+from h2.exceptions import (
+    DenialOfServiceError,
+    H2Error,
+    NoSuchStreamError,
+    ProtocolError,
+    StreamClosedError,
+)
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
 from kvmesh.http2.codec import (
     CONNECTION,
@@ -62,6 +68,12 @@ HEADER_LIST_BYTES_MAX: Final = 65_536
 SWEEP_EVERY: Final = 256
 """Closed streams after which h2's table of streams is swept."""
 
+HEADER_TABLE_BYTES_MAX: Final = 4_096
+"""Largest HPACK table of this side's header blocks (RFC 9113, 6.5.2). A peer may ask for 4 GiB, which hpack would search."""
+
+SETTINGS_MAX: Final = 32
+"""SETTINGS frames that are taken at once: each may move the windows of a thousand streams."""
+
 _FRAME: Final = struct.Struct(">BHBBI")
 """Header of a frame: high byte and low bytes of the length, type, flags, stream (RFC 9113, 4.1)."""
 
@@ -71,6 +83,10 @@ _DATA: Final = 0
 class _GoneAwayReceived(H2Event):
     def __init__(self, last_stream: int, code: int) -> None:
         self.last_stream, self.code = last_stream, code
+
+
+class _NothingReceived(H2Event):
+    """A frame without an effect, for example one on a closed stream."""
 
 
 class _H2(H2Connection):
@@ -87,9 +103,28 @@ class _H2(H2Connection):
     def open_outbound_streams(self) -> int:
         return 0
 
+    settings_left = SETTINGS_MAX
+
     def sweep(self) -> None:
         """Forget closed streams, as h2 itself does where it counts open ones."""
         self._open_streams(0)
+
+    def is_new(self, stream: int) -> bool:
+        """Return True if this side may still open `stream`."""
+        return self.config.client_side and stream > self.highest_outbound_stream_id
+
+    def _receive_frame(self, frame: Frame) -> list[H2Event]:
+        # h2 answers most frames on closed streams with RST_STREAM and tells nobody, so that they would be free.
+        return super()._receive_frame(frame) or [_NothingReceived()]
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> tuple[list[Frame], list[H2Event]]:
+        self.settings_left -= 1
+        if self.settings_left < 0:
+            raise DenialOfServiceError(f"more than {SETTINGS_MAX} SETTINGS frames at once")
+        table = frame.settings.get(SettingCodes.HEADER_TABLE_SIZE, 0)
+        if table > HEADER_TABLE_BYTES_MAX:
+            frame.settings[SettingCodes.HEADER_TABLE_SIZE] = HEADER_TABLE_BYTES_MAX
+        return super()._receive_settings_frame(frame)
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Any], list[H2Event]]:
         return [], [_GoneAwayReceived(frame.last_stream_id, frame.error_code)]
@@ -130,6 +165,7 @@ class H2Codec:
             self._h2.increment_flow_control_window(self._limits.connection_window - WINDOW)
 
     def receive(self, data: bytes) -> Sequence[Event]:
+        self._h2.settings_left = SETTINGS_MAX
         try:
             received = self._h2.receive_data(data)
         except ProtocolError as error:
@@ -137,19 +173,23 @@ class H2Codec:
             raise ProtocolFault(code, str(error) or type(error).__name__) from None
         except (H2Error, ValueError, KeyError, IndexError) as error:
             # h2 leaves some errors of hyperframe and hpack untranslated. They are the peer's in any case.
-            self.go_away(0, ErrorCode.PROTOCOL_ERROR)
+            self.go_away(self._h2.highest_inbound_stream_id, ErrorCode.PROTOCOL_ERROR)
             raise ProtocolFault(ErrorCode.PROTOCOL_ERROR, f"{type(error).__name__}: {error}") from None
         events: list[Event] = []
         for each in received:
             translate = _TRANSLATIONS.get(type(each))
             if translate is not None:
                 events.append(translate(each))
+            if type(each) is StreamReset:
+                self._note_closed()
         return events
 
     def new_stream(self) -> int:
         return self._h2.get_next_available_stream_id()
 
     def send_headers(self, stream: int, fields: Fields, *, is_end: bool) -> None:
+        if self._is_over(stream):
+            return
         self._h2.send_headers(stream, fields, end_stream=is_end)
         if is_end:
             self._note_closed()
@@ -175,14 +215,15 @@ class H2Codec:
             out += part
 
     def end(self, stream: int) -> None:
+        if self._is_over(stream):
+            return
         self._h2.end_stream(stream)
         self._note_closed()
 
     def reset(self, stream: int, code: int) -> None:
-        try:
-            self._h2.reset_stream(stream, code)
-        except (NoSuchStreamError, StreamClosedError):
+        if self._is_over(stream):
             return
+        self._h2.reset_stream(stream, code)
         self._note_closed()
 
     def grant(self, stream: int, size: int) -> None:
@@ -204,6 +245,11 @@ class H2Codec:
     def take(self) -> bytes:
         return self._h2.data_to_send()
 
+    def _is_over(self, stream: int) -> bool:
+        """Return True if `stream` was open once, and is closed: the peer may have ended it in the bytes just taken."""
+        found = self._h2.streams.get(stream)
+        return found.closed if found is not None else not self._h2.is_new(stream)
+
     def _note_closed(self) -> None:
         self._closed += 1
         if self._closed >= SWEEP_EVERY:
@@ -217,8 +263,6 @@ def _headers(event: Any) -> Event:
 
 def _data(event: Any) -> Event:
     ends = event.stream_ended is not None
-    if not event.data and not ends:
-        return Control.OTHER
     return Data(event.stream_id, event.data, event.flow_controlled_length, ends)
 
 
@@ -249,6 +293,7 @@ _TRANSLATIONS: Final[dict[type[H2Event], Callable[[Any], Event]]] = {
     PingAckReceived: lambda _: Control.PONG,
     PriorityUpdated: lambda _: Control.OTHER,
     UnknownFrameReceived: lambda _: Control.OTHER,
+    _NothingReceived: lambda _: Control.OTHER,
     _GoneAwayReceived: lambda event: GoneAway(event.last_stream, event.code),
 }
 """StreamEnded is no event of its own: it is the `is_end` of the event before."""

@@ -1,4 +1,4 @@
-"""gRPC messages in the bytes of a body: length prefix, compression and their limits. Pure.
+"""gRPC messages in the bytes of a body: length prefix, compression and their limits. No I/O.
 
 Source: the gRPC wire format (grpc/grpc, doc/PROTOCOL-HTTP2.md and doc/compression.md).
 """

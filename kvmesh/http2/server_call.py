@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 import grpc
 
@@ -23,15 +23,27 @@ from kvmesh.http2.messages import WireError
 from kvmesh.http2.stream import Stream
 from kvmesh.interceptors import answered
 
-if TYPE_CHECKING:
-    from kvmesh.http2.server_connection import ServerConnection
-
 log = logging.getLogger(__name__)
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 RESPONSE: Final = ((b":status", b"200"), (b"content-type", CONTENT_TYPE), ACCEPTED_ENCODINGS)
 """First header block of each answer."""
+
+
+class Client(Protocol):
+    """What a call needs of its connection. See ServerConnection."""
+
+    peer: str
+
+    @property
+    def names(self) -> Mapping[str, Sequence[bytes]]:
+        """Names in the certificate of the client."""
+        ...
+
+    def send_headers(self, stream: int, fields: Fields) -> None:
+        """Send a header block."""
+        ...
 
 
 class ServerCall:
@@ -54,9 +66,7 @@ class ServerCall:
         "task",
     )
 
-    def __init__(
-        self, connection: ServerConnection, stream: Stream, fields: Fields, read: CallFields
-    ) -> None:
+    def __init__(self, connection: Client, stream: Stream, fields: Fields, read: CallFields) -> None:
         self._connection = connection
         self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
         self._trailers: Metadata = ()

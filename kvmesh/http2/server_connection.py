@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import grpc
 
-from kvmesh.http2.codec import Codec, ErrorCode, Headers
-from kvmesh.http2.connection import Connection, ConnectionLimits
-from kvmesh.http2.fields import NotACall, call_fields, size_of, status_fields
+from kvmesh.http2.codec import Codec, ErrorCode, GoneAway, Headers
+from kvmesh.http2.connection import LAST_STREAM_MAX, Connection, ConnectionLimits
+from kvmesh.http2.fields import Malformed, NotACall, call_fields, size_of, status_fields
 from kvmesh.http2.messages import MessageReader, WireError
 from kvmesh.http2.server_call import RESPONSE, ServerCall
 from kvmesh.http2.stream import Stream
@@ -20,7 +20,8 @@ from kvmesh.http2.tls import TlsEnd
 
 log = logging.getLogger(__name__)
 
-LAST_STREAM_MAX: Final = 2**31 - 1
+ANNOUNCE_S: Final = 1.0
+"""Longest time that a drain waits for the client's answer to a PING behind the first GOAWAY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class ServerConnection(Connection):
         self._names: Mapping[str, Sequence[bytes]] | None = None
         self._is_last_known = False
         """True once the peer was told the last stream that is served."""
+        self._announcing: asyncio.TimerHandle | None = None
+        """Set while a drain waits for the peer to read the first GOAWAY: its calls may be on their way."""
 
     @property
     def names(self) -> Mapping[str, Sequence[bytes]]:
@@ -71,28 +74,35 @@ class ServerConnection(Connection):
             return
         super().connection_made(transport)
 
-    def on_lost(self, reason: str) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        # Not before: a closed connection may hold its last bytes for LINGER_S.
         self._on_lost(self)
 
-    def on_headers(self, event: Headers) -> None:
+    def on_headers(self, event: Headers) -> bool:
         number = event.stream
         known = self.streams.get(number)
         if known is not None:  # trailers of a client, which gRPC does not have: only the end counts
             if event.is_end:
                 known.on_peer_end()
-            return
-        if len(self.streams) >= self._call_limits.streams_max or (
-            self._is_last_known and number > self._last_stream
-        ):
+            return True
+        if number <= self._last_stream:  # trailers of a client whose call is over
+            return False
+        self._last_stream = number
+        if len(self.streams) >= self._call_limits.streams_max or self._is_last_known:
             self.reset(number, ErrorCode.REFUSED_STREAM)
-            return
-        self._last_stream = max(self._last_stream, number)
+            return False
         try:
             self._open(event)
         except NotACall as refusal:
             self._refuse(event, [(b":status", b"%d" % refusal.http_status)], str(refusal))
         except WireError as error:
             self._refuse(event, [*RESPONSE, *status_fields(error.code, str(error), ())], str(error))
+        except Malformed as error:
+            log.debug("request refused", extra={"peer": self.peer, "why": str(error)})
+            self.reset(number, ErrorCode.PROTOCOL_ERROR)
+            return False
+        return True
 
     def _open(self, event: Headers) -> None:
         size, limit = size_of(event.fields), self._call_limits.metadata_bytes_max
@@ -131,8 +141,16 @@ class ServerConnection(Connection):
         if not self._is_settled:
             self._announce_last()
             return
+        self._announcing = self._loop.call_later(ANNOUNCE_S, self._announce_last)
         self.go_away(LAST_STREAM_MAX)
         self.ping()
+
+    def on_gone_away(self, event: GoneAway) -> None:
+        self._stop_announcing()
+        super().on_gone_away(event)
+
+    def on_lost(self, reason: str) -> None:
+        self._stop_announcing()
 
     def on_pong(self) -> None:
         if self.is_draining and not self._is_last_known:
@@ -147,6 +165,16 @@ class ServerConnection(Connection):
         """Return the tasks of the calls that are open."""
         return [call.task for call in self._calls.values() if call.task is not None]
 
+    def _close_if_idle(self) -> None:
+        if self._announcing is None:
+            super()._close_if_idle()
+
+    def _stop_announcing(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+            self._announcing = None
+
     def _announce_last(self) -> None:
+        self._stop_announcing()
         self._is_last_known = True
         self.go_away(self._last_stream)

@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import grpc
 
 from kvmesh.http2.codec import WINDOW, ErrorCode, Fields
 from kvmesh.http2.messages import MessageReader, WireError, prefixed
 
-if TYPE_CHECKING:
-    from kvmesh.http2.connection import Connection
-
 PUSH_BYTES: Final = 16_384
 """Bytes that a stream with waiting output sends before the next such stream has its turn (round robin)."""
+
+
+class Carrier(Protocol):
+    """What a stream needs of its connection. See Connection."""
+
+    @property
+    def is_writable(self) -> bool:
+        """True while the socket takes output."""
+        ...
+
+    def sendable(self, stream: int) -> int:
+        """Return the bytes that `stream` may send now."""
+        ...
+
+    def try_send(self, stream: int, message: bytes) -> bool:
+        """Send `message` with its prefix, if the windows have room for all of it."""
+        ...
+
+    def send(self, stream: int, data: bytes | memoryview) -> None:
+        """Send `data`, which has at most `sendable` bytes."""
+        ...
+
+    def send_last(self, stream: int, fields: Fields, *, is_reset_too: bool) -> None:
+        """Send trailers."""
+        ...
+
+    def reset(self, stream: int, code: ErrorCode) -> None:
+        """End `stream`."""
+        ...
+
+    def grant(self, stream: int, size: int) -> None:
+        """Let the peer send `size` further bytes on `stream`."""
+        ...
+
+    def stall(self, stream: Stream) -> None:
+        """Send the output of `stream` when its turn comes."""
+        ...
+
+    def forget(self, stream: Stream) -> None:
+        """Remove a closed stream."""
+        ...
 
 
 class Stream:
@@ -39,7 +77,7 @@ class Stream:
         "peer_ended",
     )
 
-    def __init__(self, connection: Connection, number: int, inbox: MessageReader) -> None:
+    def __init__(self, connection: Carrier, number: int, inbox: MessageReader) -> None:
         self._connection = connection
         self._pending: deque[bytes | memoryview] = deque()
         """Output that waits for the peer's window or for the socket."""

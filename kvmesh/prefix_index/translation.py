@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from kvmesh import blocks
 from kvmesh.prefix_index.block_log import BlockLog
 from kvmesh.prefix_index.events import Op
+from kvmesh.triton.service_messages import Token
 
 CHANGE_BLOCKS = 1024
 """Events of one kind are merged up to about this many blocks, so that no reader stalls on one batch."""
@@ -145,6 +146,9 @@ class Translation:
 
 
 def _pack(tokens: Sequence[Any]) -> bytes:
-    if tokens and isinstance(tokens[0], Mapping):
-        tokens = [token["token_id"] for token in tokens]
+    """Return the token ids of a block as bytes. `tokens`: Token records, ints, or dicts as in the engine's JSON."""
+    if tokens and isinstance(tokens[0], Token):
+        tokens = [each.token_id for each in tokens]
+    elif tokens and isinstance(tokens[0], Mapping):
+        tokens = [each["token_id"] for each in tokens]
     return struct.pack(f"<{len(tokens)}i", *tokens)

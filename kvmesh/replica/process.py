@@ -144,6 +144,7 @@ class _Replica(process.MeshProcess):
             self._shell.after_event,
             self._on_kv_events,
             options.engine_metrics,
+            step_frames=config.engine.step_frames,
         )
         self._role.core.connect(self._engine)
         attach = self.serve_attach(self._shell, self._role.service_name)

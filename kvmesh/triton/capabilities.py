@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from kvmesh.triton import step_frames
 from kvmesh.triton.fact_sources import NO, NO_METRICS, NOTHING, ConfiguredFacts, FactSources, MetricsFound
 
 PREFILL: Final = "prefill"
@@ -78,6 +79,8 @@ class ModelFacts:
     """Requests that the engine runs at once. Further requests wait in its queue. 0: unknown."""
     digest: str = ""
     """Digest of weights or salt, and of the vocabulary. Engines with equal digests can exchange KV. Empty: unknown."""
+    step_frames: bool = False
+    """The model sends the outputs of all calls in step frames of the version that this release reads."""
     tries_handoffs: bool = False
     """The model only lists the tensors of a handoff. Whether handoffs work is tried with the first one."""
 
@@ -125,6 +128,7 @@ _TYPES: Final = {
     "output_log_probs": "FP32",
     "kv_events": "UINT8",
     "load_report": "UINT8",
+    step_frames.OUTPUT: "UINT8",
 }
 ENGINE_KEYS: Final = ("seeded_resume", "engine")
 """Parameters of the reference engine of release 0.1.0, whose output has its end token."""
@@ -166,6 +170,7 @@ def derive(
         kv_address=parameters.get("kv_address", ""),
         model_version=parameters.get("model_version", model_version),
         load_report="load_report" in outputs,
+        step_frames=offers_step_frames(outputs, parameters),
         stop="stop" in inputs,
         inputs=frozenset(inputs),
         outputs=frozenset(outputs),
@@ -222,6 +227,11 @@ def _optional_number(parameters: Mapping[str, str], name: str) -> int:
 
 def _says(parameters: Mapping[str, str], name: str) -> bool:
     return parameters.get(name, "").lower() == "true"
+
+
+def offers_step_frames(outputs: Mapping[str, str], parameters: Mapping[str, str]) -> bool:
+    """Return whether the model sends step frames of the version that this release reads."""
+    return step_frames.OUTPUT in outputs and parameters.get("step_frames") == str(step_frames.VERSION)
 
 
 def claims_handoffs(parameters: Mapping[str, str]) -> bool:

@@ -152,6 +152,14 @@ class TritonClient:
         request = _request(self.model, inputs, request_id, parameters)
         return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request, self._writing)
 
+    def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any:
+        """Return a request for an exchange."""
+        return _request(self.model, inputs, request_id, parameters)
+
+    def exchange(self) -> Exchange:
+        """Open a stream for many requests. Must run on the event loop. The caller must cancel it in every case."""
+        return Exchange(self._stub.ModelStreamInfer())
+
     async def request_once(
         self,
         inputs: list[InferInput],
@@ -264,10 +272,43 @@ class _Responses:
                     self._writing.discard(writing)
 
 
+class Exchange:
+    """A stream of many requests. One task writes, another one reads.
+
+    To end it early, `cancel` it and not the task that reads, as with Responses.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def write(self, request: Any) -> None:
+        """Write one request. The error of a broken stream is raised by `read`."""
+        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            await self._call.write(request)
+
+    async def read(self) -> Any:
+        """Return the next ModelStreamInferResponse, or None after the last one. Raises CallError."""
+        try:
+            response = await self._call.read()
+        except grpc.aio.AioRpcError as broken:
+            raise errors.of_status(broken.code(), broken.details() or "") from broken
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise EngineLost("the channel was closed under the stream") from None
+        return None if response is grpc.aio.EOF else response  # type: ignore[attr-defined]  # as above
+
+    def cancel(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+
+
 def _is_cancelled() -> bool:
     """True if this task was cancelled, not only the call that it reads."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-__all__ = ["CallError", "Responses", "TritonClient", "opened"]
+__all__ = ["CallError", "Exchange", "Responses", "TritonClient", "opened"]

@@ -21,6 +21,7 @@ from kvmesh.triton.errors import CallError, EngineError, EngineLost, EngineStall
 from kvmesh.triton.liveness import PROBE_PAUSE_S, PROBE_TIMEOUT_S, EngineLiveness
 from kvmesh.triton.metrics_poll import MetricsPoll
 from kvmesh.triton.port import CallKind, EngineCall, EngineLoad, EngineSink, FirstAnswer
+from kvmesh.triton.step_link import StepLink
 from kvmesh.triton.subscription import RETRY_S, Subscription
 from kvmesh.triton.tensors import RequestTensors, answer_of, load_of, parameters_of
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 STOP_RETRY_S: Final = 0.1
 STOP_GIVE_UP_S: Final = 5.0
 RELEASE_TRIES: Final = 3
+NO_ANSWER: Final = "the engine does not answer"
 
 
 @dataclass(slots=True)
@@ -64,8 +66,13 @@ class TritonEngine:
         after_event: Callable[[], None],
         on_kv_events: Callable[[dict[str, Any]], None] | None = None,
         metrics_address: str = "",
+        *,
+        step_frames: bool = True,
     ) -> None:
-        """`metrics_address`: "host:port" of Triton's /metrics, for the load of an engine that does not report it."""
+        """`metrics_address`: "host:port" of Triton's /metrics, for the load of an engine that does not report it.
+
+        `step_frames`: use step frames if the engine offers them.
+        """
         self._metrics_address = metrics_address
         self._client = client
         self._facts = facts
@@ -80,15 +87,37 @@ class TritonEngine:
         self._liveness = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
         self._deferred = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
+        self._steps: StepLink | None = None
+        """All calls, if they run on step frames."""
+        if step_frames and facts.step_frames:
+            self._steps = StepLink(
+                client,
+                self._tensors,
+                sink,
+                clock,
+                after_event=after_event,
+                on_frame=self._liveness.on_model,
+                on_lost=self._defer_stops,
+                release=self.release,
+            )
 
     def start(self, call_id: int, call: EngineCall) -> None:
         """See EnginePort."""
+        if self._steps is not None:
+            if self._liveness.is_lost:
+                self._steps.refuse_soon(call_id, call, EngineLost(NO_ANSWER))
+            else:
+                self._steps.start(call_id, call)
+            return
         task = asyncio.create_task(self._run_call(call_id, call), name=f"engine-call:{call.request_id}")
         self._calls[call_id] = _LiveCall(call, task)
         task.add_done_callback(lambda _: self._calls.pop(call_id, None))
 
     def cancel(self, call_id: int) -> None:
         """See EnginePort."""
+        if self._steps is not None:
+            self._steps.cancel(call_id)
+            return
         live = self._calls.get(call_id)
         if live is None or live.is_over:
             return
@@ -106,7 +135,7 @@ class TritonEngine:
 
     def open_calls(self) -> int:
         """See EnginePort."""
-        return len(self._calls)
+        return len(self._calls) + (self._steps.open_calls() if self._steps is not None else 0)
 
     async def run(self) -> None:
         """Follow load reports and KV events until cancelled. Streams that break are opened again."""
@@ -137,6 +166,8 @@ class TritonEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._steps is not None:
+            await self._steps.close()
 
     async def _run_call(self, call_id: int, call: EngineCall) -> None:
         live = self._calls[call_id]
@@ -161,7 +192,7 @@ class TritonEngine:
         """Pass the engine's answers to the sink until the stream ends. Return True if the final one came."""
         call, sink, clock, liveness = live.call, self._sink, self._clock, self._liveness
         if liveness.is_lost:
-            raise EngineLost("the engine does not answer")
+            raise EngineLost(NO_ANSWER)
         stream = live.stream = self._client.stream(
             self._tensors.of_call(call),
             request_id=call.request_id,
@@ -295,8 +326,14 @@ class TritonEngine:
                 live.is_over = True
                 self._sink.on_error(call_id, EngineLost(reason), now_s)
             live.end()
+        if self._steps is not None:
+            self._steps.lose(EngineLost(reason))
         self._spawn(self._client.reconnect())
         self._after_event()
+
+    def _defer_stops(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._deferred.defer_stop(request_id)
 
     def _on_serving(self, boot_id: str, now_s: float) -> None:
         """Note that the model answers, and send the calls that were deferred during an outage."""

@@ -96,6 +96,7 @@ _TEXTS: Final[tuple[tuple[type[CallError], tuple[str, ...]], ...]] = (
             r"Connection refused",
             r"Socket closed",
             r"Server is stopping",
+            r"Step stream is unknown",
             r"Internal error from Core",  # of grpc.aio, if the transport breaks during a write
         ),
     ),
@@ -119,6 +120,8 @@ _CODES: Final[dict[grpc.StatusCode, type[CallError]]] = {
     grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
 }
 
+_STREAM_UNKNOWN: Final = re.compile("Step stream is unknown")
+
 _STOPS: Final = re.compile("shutting down", re.IGNORECASE)
 
 TEXT_MAX: Final = 400
@@ -131,6 +134,11 @@ def of_text(text: str) -> CallError:
         if pattern.search(text) and not (is_alive and kind is EngineLost):
             return kind(text[:TEXT_MAX])
     return EngineError(text[:TEXT_MAX])
+
+
+def is_stream_unknown(text: str) -> bool:
+    """True if the engine does not know the step stream that a request names."""
+    return _STREAM_UNKNOWN.search(text) is not None
 
 
 def of_status(code: grpc.StatusCode, details: str) -> CallError:

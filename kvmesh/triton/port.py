@@ -135,6 +135,10 @@ class EngineSink(Protocol):
         """Take the failure of a call. The engine holds nothing of the call any more."""
         ...
 
+    def on_step(self, now_s: float) -> None:
+        """Take the end of a step: the events of all calls of it have come. Only an engine with step frames tells it."""
+        ...
+
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Take a load report. A new boot id means that the engine lost all its state."""
         ...

@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from kvmesh.triton.client import Responses, TritonClient, opened
 from kvmesh.triton.errors import CallError
+from kvmesh.triton.service_messages import decoder
 from kvmesh.triton.subscription_policy import SubscriptionPolicy
 from kvmesh.triton.tensors import RequestTensors, payload_of
 
@@ -46,6 +45,7 @@ class Subscription:
         self._client = client
         self._tensors = tensors
         self._what = what
+        self._decode = decoder(what)
         self._take = take
         self._reconnect = reconnect
         self._policy = SubscriptionPolicy(what)
@@ -92,7 +92,7 @@ class Subscription:
             payload = payload_of(response, self._what)
             if payload is None:
                 continue
-            message = msgspec.json.decode(payload, type=dict[str, Any])
+            message = self._decode(payload)
             self._take(message)
             self._timeout_s = REPLY_TIMEOUT_S
             if self._policy.record(message, len(payload)):

@@ -10,9 +10,9 @@ from typing import Any, Final
 import grpc
 
 from kvmesh.config import MeshConfig
-from kvmesh.roles import CONTROL
 from kvmesh.http2.client import LinkTls
 from kvmesh.http2.tls import client_context
+from kvmesh.roles import CONTROL
 from kvmesh.server import BATCHED, channel, link_channel
 from kvmesh.trust.diagnosis import explain
 from kvmesh.trust.guard import PeerGuard, SameHostGuard

@@ -1,5 +1,5 @@
-"""`python -m services.decode`."""
+"""Runs a decode replica: `python -m services.decode`."""
 
-from services.decode.main import main
+from kvmesh import entry
 
-raise SystemExit(main())
+entry.run("services.decode.main")

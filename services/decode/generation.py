@@ -291,6 +291,11 @@ class Generation:
             self.fail(slot, error, now_s)
             self.start_control(now_s)
 
+    def on_step(self, now_s: float) -> None:
+        """Send the step without a wait for slots that are not in it."""
+        if self.step_batch.due_s() is not None:
+            self.flush(now_s)
+
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's report for the routers."""
         if self.view.take(load, now_s):

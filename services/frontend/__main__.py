@@ -1,5 +1,5 @@
 """Runs a frontend: `python -m services.frontend`."""
 
-from services.frontend.main import main
+from kvmesh import entry
 
-main()
+entry.run("services.frontend.main")

@@ -1,5 +1,5 @@
-"""`python -m services.prefill`."""
+"""Runs a prefill replica: `python -m services.prefill`."""
 
-from services.prefill.main import main
+from kvmesh import entry
 
-raise SystemExit(main())
+entry.run("services.prefill.main")

@@ -239,6 +239,9 @@ class Prefilling:
             self.fail(slot, error, now_s)
         self.start_queued(now_s)
 
+    def on_step(self, now_s: float) -> None:
+        """Nothing waits for the end of a step."""
+
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         """Keep the engine's load report. A new boot id means that every handoff is lost, and that pending seeds end."""
         known = self.view.last

@@ -1,7 +1,5 @@
 """Runs a router: `python -m services.router`."""
 
-import sys
+from kvmesh import entry
 
-from services.router.main import main
-
-sys.exit(main())
+entry.run("services.router.main")

@@ -22,6 +22,7 @@ from kvmesh.cli.processes import processes_of
 from kvmesh.cli.supervisor import STARTS_MAX
 from kvmesh.config import MeshConfig, describe
 from kvmesh.ports import free_ports
+from tests.drawn_transports import drawn
 from tests.integration.live_mesh import (
     ROOT,
     START_S_MAX,
@@ -127,6 +128,7 @@ class Mesh(LiveMesh[Part]):
         config = msgspec.structs.replace(
             config, mesh=msgspec.structs.replace(config.mesh, host=own_loopback())
         )
+        config = drawn(config)
         super().__init__(config)
         self.folder = folder
         self._engine_options = engine_options

@@ -11,6 +11,7 @@ from kvmesh.conformance.checks import (
     load_checks,
     model_checks,
     sampling_checks,
+    step_checks,
 )
 
 
@@ -19,6 +20,7 @@ def all_checks(cancels: int) -> tuple[Check, ...]:
     return (
         *model_checks.CHECKS,
         *answer_checks.CHECKS,
+        *step_checks.CHECKS,
         *load_checks.CHECKS,
         *((load_checks.random_cancels(cancels),) if cancels else ()),
         *cache_checks.CHECKS,

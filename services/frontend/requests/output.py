@@ -108,26 +108,36 @@ class Output:
         return bool(self._ids or self._text or self._tail)
 
     def take(self) -> pb.Tokens | None:
-        """Return the waiting output as one message, or None; it counts as handed out.
+        """Return the waiting output, or None; it counts as handed out. See `take_into`."""
+        tokens = pb.Tokens()
+        return tokens if self.take_into(tokens) else None
+
+    def take_into(self, tokens: pb.Tokens) -> bool:
+        """Put the waiting output into the empty message `tokens`; it counts as handed out. False: nothing waits.
 
         Text that became certain only by `flush` is a message of its own, the last.
         """
         if not self._ids and not self._text:
             if not self._tail:
-                return None
-            tail, self._tail = self._tail, ""
-            return pb.Tokens(text=tail, position=self.taken)
-        message = pb.Tokens(text="".join(self._text), ids=self._ids, position=self.taken)
+                return False
+            tokens.text, self._tail = self._tail, ""
+            tokens.position = self.taken
+            return True
+        text = self._text
+        if text:
+            tokens.text = text[0] if len(text) == 1 else "".join(text)
+            text.clear()
+        tokens.ids.extend(self._ids)
+        tokens.position = self.taken
         self._ids.clear()
-        self._text.clear()
         if self._logprobs:
-            message.logprobs.extend(self._logprobs)
+            tokens.logprobs.extend(self._logprobs)
             self._logprobs.clear()
         if self._alternatives:
-            message.top_logprobs.extend(map(_top_logprobs, self._alternatives))
+            tokens.top_logprobs.extend(map(_top_logprobs, self._alternatives))
             self._alternatives.clear()
         self.taken = self.end
-        return message
+        return True
 
     def _feed_until_stop(self, stop: StopStrings, ids: Sequence[int]) -> int:
         for index, each in enumerate(ids):

@@ -25,14 +25,15 @@ from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.requests import faults
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request import LiveRequest
-from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface import wire
+from services.frontend.surface.answer import Answer
 from services.frontend.surface.call_reader import METHOD, CallReader
 from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.model_listing import ModelListing
 from services.frontend.surface.request_trace import RequestTrace
 from services.frontend.surface.slow_reader import SlowReaderTimeout
+from services.frontend.surface.turn_writer import DirectWriter, TurnWriter
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class InferenceService:
         self._on_refused = on_refused
         self._chance = chance
         self._listing = listing
+        self._turns = TurnWriter(_call_soon, clock.now_s)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to `server`. Requests arrive as bytes, so that a bad one gets a better answer than gRPC's.
@@ -245,29 +247,28 @@ class InferenceService:
     ) -> None:
         """Write the waiting output as one message, then the output that accumulated during that write, until the end.
 
-        Raises MeshError.
+        While this task waits for output, the turn writer writes it if the transport takes it at once. Raises MeshError.
         """
-        output, location, progress_at = request.output, None, hold.progress_at
+        answer = Answer(request, reader, hold, self._core, self._accounting, self._messages)
+        writer = DirectWriter(answer, call.try_write, self._turns)
+        request.on_ready = writer.on_ready
         ready = reader.ready
         try:
-            await self._write(call, request, reader, self._messages.started(request.spec, wall_s()))
+            await self._write(call, request, reader, writer, self._messages.started(request.spec, wall_s()))
             while True:
-                tokens = output.take()
-                if tokens is not None:
-                    position = output.taken
-                    location = self._tell_location(tokens, request, location)
-                    await self._write(call, request, reader, pb.GenerateResponse(tokens=tokens))
-                    self._core.deliver(request, position, reader.wrote_s)
-                    if position >= progress_at:
-                        progress_at = self._accounting.progress(hold, position)
+                message = writer.take_back() or answer.take()
+                if message is not None:
+                    await self._write(call, request, reader, writer, message)
+                    answer.delivered(reader.wrote_s)
                 elif request.outcome is None:
                     ready.clear()
+                    writer.rest()
                     await ready.wait()
                 elif request.outcome.error is not None:
                     raise request.outcome.error
                 else:
                     break
-            await self._write(call, request, reader, self._messages.finished(request))
+            await self._write(call, request, reader, writer, self._messages.finished(request))
         except asyncio.CancelledError:
             if not reader.has_timed_out():
                 raise
@@ -275,29 +276,25 @@ class InferenceService:
         except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
             # The call ended during the write: the client is gone, and no status can reach it.
             log.debug("write failed", extra={"request_id": request.spec.request_id, "why": str(error)})
+        finally:
+            writer.close()
+            request.on_ready = reader.on_ready  # no cycle of references keeps the request
 
     async def _write(
         self,
         call: Call[bytes, pb.GenerateResponse],
         request: LiveRequest,
         reader: SlowReaderTimeout,
+        writer: DirectWriter[pb.GenerateResponse],
         message: pb.GenerateResponse,
     ) -> None:
         """Write `message`; note the time at which the transport got the message, and the time at which it took it all."""
-        request.progress.writing_since_s = self._clock.now_s()
-        await call.write(message)
-        request.progress.writing_since_s = None
+        if not writer.try_write(message):
+            request.progress.writing_since_s = self._clock.now_s()
+            await call.write(message)
+            request.progress.writing_since_s = None
         reader.wrote_s = self._clock.now_s()
 
-    def _tell_location(
-        self, tokens: pb.Tokens, request: LiveRequest, told: AttemptLocation | None
-    ) -> AttemptLocation | None:
-        """Put a new resume token into `tokens` if the attempt's location differs from `told`, the one that the client has.
 
-        Return the location that the client has then.
-        """
-        location = request.location
-        if location is None or location == told:
-            return told
-        tokens.resume_token = self._messages.newer_token(request.spec, location, wall_s())
-        return location
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)

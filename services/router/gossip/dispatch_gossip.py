@@ -1,4 +1,5 @@
-"""Publishes this router's dispatches to its peer routers, and reads theirs, within some 10 ms.
+"""Publishes this router's dispatches to its peer routers, and reads theirs, within some 10 ms. Starts and finishes take
+up to 25 ms more (see coalescing_window).
 
 Only reads and writes Redis: the decisions are in `exchange`. Messages that cannot be written are dropped. Peer routers
 miss them until the next anti-entropy digest.
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Final
 
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.prefix_index.events import format_stream_id, parse_stream_id
+from kvmesh.redis_dedicated_link import field_of
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import CooperativeYield
@@ -71,13 +74,18 @@ class DispatchGossip:
         self.peer_routers = PeerRouters(router, boot_id, observe, known, has_replica)
         self.exchange = Exchange(router, boot_id, self.peer_routers)
         self.unreadable_total = 0
-        self._redis = redis
+        self._writes = redis.dedicated()
+        self._reads = redis.dedicated()
         # Routers of different pools share no replica. The default pool keeps the key of release 0.1.0.
         self._stream = key(mesh, "dispatches", *(() if pool == DEFAULT_POOL else (pool,)))
         self._clock = clock or MonotonicClock()
         self._yielder = CooperativeYield(self._clock)
         self._unwritten: Entry | None = None
         self._wakeup = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Wakes the writer when waiting messages become due."""
+        self._pause_end_s = -inf
+        """The next entry is not written before."""
         self._position: StreamId | None = None
         self._expire_at_s = 0.0
 
@@ -88,8 +96,8 @@ class DispatchGossip:
 
     def publish(self, event: DispatchEvent) -> None:
         """Queue `event` for the peer routers. Never waits."""
-        if self.exchange.publish(event):
-            self._wakeup.set()
+        if self.exchange.publish(event, self._clock.now_s()):
+            self._wake_writer()
 
     def is_caught_up(self) -> bool:
         """Return True if the stream is read and each peer router has sent its dispatches, or had the time to do so."""
@@ -97,15 +105,22 @@ class DispatchGossip:
 
     async def run(self) -> None:
         """Write and read until cancelled. No answer of Redis ends it."""
-        async with asyncio.TaskGroup() as tasks:
-            for work, what, on_failure in (
-                (self._write, "dispatches-write", self._drop),
-                (self._read, "dispatches-read", self._stop_reading),
-                (self._tick, "dispatches-tick", _no_cleanup),
-            ):
-                tasks.create_task(
-                    persist(work, what, pause_s=RETRY_PAUSE_S, on_failure=on_failure), name=what
-                )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work, what, on_failure in (
+                    (self._write, "dispatches-write", self._drop),
+                    (self._read, "dispatches-read", self._stop_reading),
+                    (self._tick, "dispatches-tick", _no_cleanup),
+                ):
+                    tasks.create_task(
+                        persist(work, what, pause_s=RETRY_PAUSE_S, on_failure=on_failure), name=what
+                    )
+        finally:
+            self._writes.close()
+            self._reads.close()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     async def _tick(self) -> None:
         is_second = False
@@ -122,19 +137,30 @@ class DispatchGossip:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            while (entry := self.exchange.next_entry(self._clock.now_s())) is not None:
-                self._unwritten, pause_s = entry, 0.0 if self.exchange.has_rest else FLUSH_S
-                data = self.exchange.encoded(entry, self._clock.now_s())
-                await self._redis.execute(
-                    *("XADD", self._stream, *self._trim(), "*"), *(messages.FIELD, data)
-                )
-                self._unwritten = None
-                if self._clock.now_s() >= self._expire_at_s:
-                    await self._redis.execute("EXPIRE", self._stream, STREAM_TTL_S)
-                    # If the clock of Redis was set back, no entry ages until the clock is where it was.
-                    await self._redis.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
-                    self._expire_at_s = self._clock.now_s() + STREAM_TTL_S / 4
-                await asyncio.sleep(pause_s)
+            while self.exchange.due_s(now_s := self._clock.now_s()) <= now_s:
+                if self._pause_end_s > now_s:
+                    await asyncio.sleep(self._pause_end_s - now_s)
+                entry = self.exchange.next_entry(self._clock.now_s())
+                if entry is None:
+                    break
+                await self._append(entry)
+            self._wake_writer()
+
+    async def _append(self, entry: Entry) -> None:
+        self._unwritten, has_rest = entry, self.exchange.has_rest
+        data = self.exchange.encoded(entry, self._clock.now_s())
+        await self._writes.execute("XADD", self._stream, *self._trim(), "*", messages.FIELD, data)
+        self._unwritten = None
+        now_s = self._clock.now_s()
+        if now_s >= self._expire_at_s:
+            await self._writes.execute("EXPIRE", self._stream, STREAM_TTL_S)
+            # If the clock of Redis was set back, no entry ages until the clock is where it was.
+            await self._writes.execute("XTRIM", self._stream, "MAXLEN", "~", ENTRIES_MAX)
+            self._expire_at_s = now_s + STREAM_TTL_S / 4
+        if has_rest:
+            await asyncio.sleep(0)
+        else:
+            self._pause_end_s = now_s + FLUSH_S
 
     def _trim(self) -> tuple[str | int, ...]:
         if self._position is None:
@@ -160,14 +186,17 @@ class DispatchGossip:
         while True:
             self._wake_writer()
             assert self._position is not None
-            answer = await self._redis.execute(
+            answer = await self._reads.execute(
                 *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS),
                 *("STREAMS", self._stream, format_stream_id(self._position)),
             )
             read_s = self._clock.now_s()
             for entry_id, fields in answer[0][1] if answer else ():
                 self._position = parse_stream_id(entry_id)
-                await self._apply((fields or {}).get(messages.FIELD, b""), read_s)
+                data = field_of(fields, messages.FIELD)
+                if self.exchange.is_own(data, read_s):
+                    continue
+                await self._apply(data, read_s)
                 await self._yielder.yield_if_due()
             if answer:
                 await asyncio.sleep(READ_PAUSE_S)
@@ -175,12 +204,21 @@ class DispatchGossip:
                 await self._find_position()
 
     def _wake_writer(self) -> None:
-        if self.exchange.has_more(self._clock.now_s()):
+        """Wake the writer as soon as there is an entry to write."""
+        now_s = self._clock.now_s()
+        due_s = self.exchange.due_s(now_s)
+        if due_s <= now_s:
             self._wakeup.set()
+        elif due_s < inf and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake_writer()  # a dispatch may have taken the messages along
 
     async def _find_position(self) -> None:
         """Start at the end of the stream, unless it still contains the position. A new Redis may have lower ids."""
-        last = await self._redis.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        last = await self._reads.execute("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
         end = parse_stream_id(last[0][0]) if last else (0, 0)
         if self._position is None or end < self._position:
             self._position = end

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable
+from math import inf
 from typing import Final
 
 from services.router.gossip import messages
+from services.router.gossip.coalescing_window import CoalescingWindow
 from services.router.gossip.messages import MESSAGES_MAX, Entry, Message
 from services.router.gossip.open_dispatches import OpenDispatches
 from services.router.gossip.peer_routers import ALL_IDS, PeerRouters
@@ -40,10 +42,13 @@ class Exchange:
         self._router = router
         self._boot_id = boot_id
         self._waiting: deque[Message] = deque()
+        self._window = CoalescingWindow()
+        """Of the events in `_waiting`."""
         self._is_digest_due = False
         self._is_full_digest_due = False
         """The next digest ends an answer to a repair request for everything."""
         self._seq = 0
+        self._own = messages.head(router)
 
     def set_routers(self, boot_ids: Iterable[tuple[str, str]], now_s: float) -> None:
         """Set the live routers, by boot id. The dispatches of a lost router are forgotten."""
@@ -52,8 +57,11 @@ class Exchange:
         )
         self.schedule_digest()
 
-    def publish(self, event: DispatchEvent) -> bool:
-        """Record an event of this router. Return True if it waits to be written: there are peer routers."""
+    def publish(self, event: DispatchEvent, now_s: float) -> bool:
+        """Record an event of this router. Return True if it waits to be written: there are peer routers.
+
+        A start or a finish waits for other messages (see `due_s`).
+        """
         self.open.record(event)
         if not len(self.peer_routers):
             return False
@@ -61,6 +69,7 @@ class Exchange:
             self._waiting.popleft()
             self.dropped_total += 1
         self._waiting.append(event)
+        self._window.add(now_s, is_urgent=isinstance(event, Dispatched))
         return True
 
     def schedule_digest(self) -> None:
@@ -72,14 +81,17 @@ class Exchange:
         lost = (*self._waiting, *(unwritten.messages if unwritten is not None else ()))
         self.dropped_total += sum(isinstance(message, Dispatched | Started | Finished) for message in lost)
         self._waiting.clear()
+        self._window.clear()
         self._is_full_digest_due = False
         self.schedule_digest()
 
-    def has_more(self, now_s: float) -> bool:
-        """Return True if `next_entry` would return an entry."""
-        return bool(self._waiting or self._is_digest_due or self.peer_routers.requested_ids) or (
-            self.is_reading and self.peer_routers.has_repair_requests(now_s)
-        )
+    def due_s(self, now_s: float) -> float:
+        """Return the time from which `next_entry` is to be written: not after `now_s` if now, infinite if there is none."""
+        if self._is_digest_due or self.peer_routers.requested_ids:
+            return now_s
+        if self.is_reading and self.peer_routers.has_repair_requests(now_s):
+            return now_s
+        return self._window.due_s if self._waiting else inf
 
     @property
     def has_rest(self) -> bool:
@@ -112,6 +124,8 @@ class Exchange:
                 if hashes > HASHES_MAX and outgoing:
                     break
             outgoing.append(self._waiting.popleft())
+        if not self._waiting:
+            self._window.clear()
         if self._is_digest_due and not self._waiting:
             outgoing.append(self.open.digest(is_full=self._is_full_digest_due))
             self._is_digest_due = self._is_full_digest_due = False
@@ -125,12 +139,21 @@ class Exchange:
         self.propagation_delay.sent(entry.seq, now_s)
         return messages.encode(entry, now_s)
 
+    def is_own(self, data: bytes, now_s: float) -> bool:
+        """Return True if `data` is an entry of this router, also of an earlier process. Records its propagation delay.
+
+        The messages of an own entry are not decoded.
+        """
+        if not data.startswith(self._own):
+            return False
+        seq = messages.seq_of(data, self._router, self._boot_id)
+        if seq is not None:
+            self.propagation_delay.read(seq, now_s)
+        return True
+
     def applying(self, data: bytes, now_s: float) -> Generator[None, None, None]:
         """Apply an entry that was read, message by message. Own entries come back too. Raises GossipError."""
-        if messages.is_of(data, self._router):
-            seq = messages.seq_of(data, self._router, self._boot_id)
-            if seq is not None:
-                self.propagation_delay.read(seq, now_s)
+        if self.is_own(data, now_s):
             return
         entry = messages.decode(data, now_s, DISPATCH_LIFE_S, self.propagation_delay.seconds)
         yield from self.peer_routers.applying(entry, now_s)

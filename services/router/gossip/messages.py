@@ -121,17 +121,17 @@ def encode(entry: Entry, now_s: float) -> bytes:
     return b"".join(parts)
 
 
-def is_of(data: bytes, router: str) -> bool:
-    """Return True if `data` is an entry of `router`, without decoding it."""
-    return data.startswith(_MAGIC + _text(router))
+def head(router: str) -> bytes:
+    """Return the first bytes of each entry of `router`."""
+    return _MAGIC + _text(router)
 
 
 def seq_of(data: bytes, router: str, boot_id: str) -> int | None:
     """Return the number of the entry in `data` if it is of that process, without decoding it."""
-    head = _MAGIC + _text(router) + _text(boot_id)
-    if not data.startswith(head) or len(data) < len(head) + 8:
+    start = head(router) + _text(boot_id)
+    if not data.startswith(start) or len(data) < len(start) + 8:
         return None
-    return int.from_bytes(data[len(head) : len(head) + 8], "little")
+    return int.from_bytes(data[len(start) : len(start) + 8], "little")
 
 
 def decode(data: bytes, now_s: float, life_s: float, propagation_s: float = 0.0) -> Entry:

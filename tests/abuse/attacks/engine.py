@@ -16,8 +16,11 @@ from tritonclient.grpc import service_pb2
 from kvmesh import errors
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.ports import free_ports
+from kvmesh.triton import step_frames
 from tests.abuse import bystanders
 from tests.abuse.attack import Attack, Bounds, Dose, Outcome
+from tests.abuse.attacks import engine_frames
+from tests.abuse.attacks.engine_frames import FrameLie
 from tests.abuse.target import FRONT, Target, bearer
 from tests.chaos.clients import request_of
 from tests.chaos.plan import Stream
@@ -122,7 +125,21 @@ async def unfinished(response: Any, number: int) -> AsyncIterator[Any]:
     yield response
 
 
-LIES: Final[dict[str, Spoil]] = {
+LIES: Final[dict[str, FrameLie]] = {
+    "ids outside the vocabulary": engine_frames.with_ids(vocabulary),
+    "ids below zero": engine_frames.with_ids(negative),
+    "more tokens than asked for": engine_frames.with_ids(many),
+    "torn frames": engine_frames.torn,
+    "frames of another version": engine_frames.other_version,
+    "the last rows and all frames twice": engine_frames.twice,
+    "a gap in the middle": engine_frames.gap,
+    "a refusal in the middle": engine_frames.refused,
+    "an end in the middle": engine_frames.unfinished,
+    "silence in the middle": engine_frames.silent,
+}
+"""Lies of an engine with step frames."""
+
+STREAM_LIES: Final[dict[str, Spoil]] = {
     "ids outside the vocabulary": with_ids(vocabulary),
     "ids below zero": with_ids(negative),
     "more tokens than asked for": with_ids(many),
@@ -132,6 +149,7 @@ LIES: Final[dict[str, Spoil]] = {
     "an end in the middle": unfinished,
     "silence in the middle": silent,
 }
+"""Lies of an engine with a stream for each call."""
 
 
 class _Refused(Exception):
@@ -147,6 +165,7 @@ class Proxy:
 
     def __init__(self, engine: str) -> None:
         self.lie: Spoil | None = None
+        self.frame_lie: FrameLie | None = None
         self.spoilt = 0
         self._boot = b""
         self._channel = grpc.aio.insecure_channel(engine, options=(("grpc.max_receive_message_length", -1),))
@@ -163,7 +182,7 @@ class Proxy:
             try:
                 async for honest in call:
                     answer = self._with_own_boot(honest)
-                    if method != STREAM_INFER or self.lie is None:
+                    if method != STREAM_INFER or (self.lie is None and self.frame_lie is None):
                         await context.write(answer)
                         continue
                     async for spoilt in self._spoilt(answer, number):
@@ -193,6 +212,13 @@ class Proxy:
     async def _spoilt(self, answer: bytes, number: int) -> AsyncIterator[bytes]:
         response = service_pb2.ModelStreamInferResponse.FromString(answer)
         outputs = [output.name for output in response.infer_response.outputs]
+        if self.frame_lie is not None and outputs == [step_frames.OUTPUT]:
+            self.spoilt += 1
+            for payload in engine_frames.lied(response.infer_response.raw_output_contents[0], self.frame_lie):
+                response.infer_response.raw_output_contents[0] = payload
+                response.infer_response.outputs[0].shape[-1] = len(payload)
+                yield response.SerializeToString()
+            return
         if self.lie is None or "output_ids" not in outputs:
             yield answer
             return
@@ -235,7 +261,7 @@ async def lying_replica(target: Target) -> AsyncIterator[Proxy]:
         part = mesh.parts[LIAR]
         assert not part.has_fallen, f"the replica of the lying engine ended: {part.tail()[-500:]}"
     finally:
-        proxy.lie = None
+        proxy.lie = proxy.frame_lie = None
         part = mesh.parts.pop(LIAR)
         if part.is_running:
             await part.end(signal.SIGTERM)
@@ -251,10 +277,14 @@ async def lying(target: Target, dose: Dose) -> Outcome:
     truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
     metadata = bearer(target.key)
     number = FIRST_NUMBER
-    lies = dict(list(LIES.items())[:2] + list(LIES.items())[5:6]) if target.is_short else LIES
+    frame_lies = LIES if config.engine.step_frames else {}
+    stream_lies = {} if config.engine.step_frames else STREAM_LIES
+    lies = [*frame_lies, *stream_lies]
+    if target.is_short:
+        lies = [*lies[:2], lies[5], lies[-3]]
     async with lying_replica(target) as proxy:
-        for name, lie in lies.items():
-            proxy.lie, proxy.spoilt = lie, 0
+        for name in lies:
+            proxy.lie, proxy.frame_lie, proxy.spoilt = stream_lies.get(name), frame_lies.get(name), 0
             streams = [bystanders.stream_of(number + index) for index in range(dose.count // len(lies))]
             number += len(streams)
             gate = asyncio.Semaphore(AT_ONCE)
@@ -281,7 +311,7 @@ async def lying(target: Target, dose: Dose) -> Outcome:
                         group.create_task(one(stream))
             outcome.did["spoilt answers"] += proxy.spoilt
             outcome.did["lies"] += proxy.spoilt > 0
-            proxy.lie = None
+            proxy.lie = proxy.frame_lie = None
             if not target.is_short and not await _is_readmitted(target):
                 break
     if not outcome.did["spoilt answers"]:

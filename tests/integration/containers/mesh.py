@@ -21,6 +21,7 @@ from kvmesh import server
 from kvmesh.cli.supervisor import STARTS_MAX
 from kvmesh.config import MeshConfig, describe
 from kvmesh.roles import CONFIG_PATH, ROLES, XDS
+from tests.drawn_transports import drawn
 from tests.integration.containers import daemon, ownership
 from tests.integration.containers.clocks import Clock
 from tests.integration.containers.network import Network, private_network
@@ -84,6 +85,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         Raises docker's DockerException if no Docker engine answers.
         """
         self.options = options or Options()
+        config = drawn(config)
         super().__init__(config, self.options.connect)
         # docker-py's own clean-up container would have to be pulled; the reaper and the sweep do its work.
         testcontainers_config.ryuk_disabled = True

@@ -25,6 +25,9 @@ class StuckCall:
     async def read(self) -> bytes | None:
         return self.message
 
+    def try_write(self, message: object) -> bool:
+        return False
+
     async def write(self, message: pb.GenerateResponse) -> None:
         await self.allowed.acquire()
         self.messages.append(message)

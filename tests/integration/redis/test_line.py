@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
+from kvmesh.redis_dedicated_link import field_of
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 from tests.patience import patience
@@ -160,3 +161,35 @@ async def test_a_redis_at_its_connection_limit_is_unavailable(link: RedisLink, o
     finally:
         await other.execute("CONFIG", "SET", "maxclients", int(most))
     assert await echo(link, "y") == [b"y"]
+
+
+async def test_a_blocking_command_has_a_connection_of_its_own(link: RedisLink, other: RedisLink) -> None:
+    """A blocking read delays no script. A refusal, and a connection lost during the read, are RedisUnavailable."""
+    reads = link.dedicated()
+    read = ("XREAD", "BLOCK", 400, "STREAMS", "stream", "0-0")
+    blocked = asyncio.create_task(reads.execute(*read))
+    async with patience(5):
+        while not await others(other):
+            await asyncio.sleep(0.001)
+    for word in ("a", "b"):
+        assert await echo(link, word) == [word.encode()]
+    assert not blocked.done()
+    await other.execute("XADD", "stream", "7-0", "f", "x", "g", "y")
+    for answer in (await blocked, await reads.execute(*read), await link.execute(*read)):
+        ((name, ((entry_id, fields),)),) = answer
+        assert (name, entry_id) == (b"stream", b"7-0")
+        assert [field_of(fields, each) for each in (b"f", b"g", b"h")] == [b"x", b"y", b""]
+    assert field_of(None, b"f") == b"", "a removed entry has no fields"
+    await other.execute("SET", "text", "x")
+    with pytest.raises(RedisUnavailable, match="refuses XADD: WRONGTYPE"):
+        await reads.execute("XADD", "text", "*", "f", "x")
+    lost = asyncio.create_task(reads.execute(*read[:4], "stream", "7-0"))
+    await asyncio.sleep(0)
+    for each in await others(other):
+        await other.execute("CLIENT", "KILL", "ID", each)
+    with pytest.raises(RedisUnavailable, match="is unavailable"):
+        await lost
+    assert await reads.execute("XLEN", "stream") == 1
+    await echo(link, "c")
+    assert len(await others(other)) == 2, "that of the reads, and that of the scripts"
+    reads.close()

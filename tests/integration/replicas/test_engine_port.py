@@ -47,13 +47,15 @@ CONFIG = configure(
 
 @asynccontextmanager
 async def running_port(
-    address: str, kv_events: list[dict[str, Any]]
+    address: str, kv_events: list[dict[str, Any]], *, step_frames: bool = True
 ) -> AsyncIterator[tuple[Rig, ModelFacts]]:
     """Yield a port on the engine at `address`, ready."""
     client = TritonClient(address)
     facts = await client.facts(role="prefill", model_version=CONFIG.engine.salt, block_tokens=16)
     sink = Recorder()
-    engine = TritonEngine(client, facts, sink, MonotonicClock(), lambda: None, kv_events.append)
+    engine = TritonEngine(
+        client, facts, sink, MonotonicClock(), lambda: None, kv_events.append, step_frames=step_frames
+    )
     running = asyncio.create_task(engine.run())
     rig = Rig(engine, sink, lambda: None, facts.kv_address)
     try:
@@ -79,11 +81,16 @@ async def test_real_engine_keeps_the_contract(tmp_path: Path) -> None:
         await rig.until(lambda: any("events" in message for message in events))
         assert "snapshot" in events[0]
         await _check_refusal(address)
+        assert facts.step_frames
+        async with running_port(address, [], step_frames=False) as (old, _):
+            for check in CHECKS:
+                await check(old)
+            await _check_errors(old)
 
 
 async def test_consecutive_streams_form_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a new stream after every message, load reports and KV events continue: no event is lost or repeated, and the
-    state does not flap.
+    """With a new stream after every message, load reports, KV events and step frames continue: no event and no token is
+    lost or repeated, and the state does not flap.
     """
     monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1)
     opened: list[dict[str, str]] = []
@@ -101,6 +108,9 @@ async def test_consecutive_streams_form_one(tmp_path: Path, monkeypatch: pytest.
         for number in range(1, 41):
             await rig.run(number, prompt_call(number, 48))
         await rig.until(lambda: len(opened) > 30 and blocks_of(events) >= 40 * 3)
+        renewed = await rig.run(41, call(name="renewed", max_output_tokens=100))
+        async with running_port(address, [], step_frames=False) as (old, _):
+            assert (await old.run(41, call(name="old", max_output_tokens=100))).ids == renewed.ids
     ids = [event["event_id"] for message in events for event in message.get("events", [])]
     assert ids == list(range(1, len(ids) + 1))
     assert ["snapshot" in message for message in events].count(True) == 1

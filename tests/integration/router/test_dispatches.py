@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from kvmesh.clock import Clock, MonotonicClock
+from kvmesh.redis_dedicated import DedicatedRedis
+from kvmesh.redis_dedicated_link import DedicatedLink
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import ENTRIES_MAX, STREAM_TTL_S, DispatchGossip
 from services.router.gossip.peer_routers import known_dispatches
@@ -95,13 +97,20 @@ async def test_dispatches_of_another_router_count_until_they_finish_or_it_dies(r
     await two.close()
 
 
-class SlowLink(RedisLink):
+class SlowWrites(DedicatedLink):
     """Writes take 0.1 s."""
 
     async def execute(self, *command: Any) -> Any:
         if command[0] == "XADD":
             await asyncio.sleep(0.1)
         return await super().execute(*command)
+
+
+class SlowLink(RedisLink):
+    """Writes of its dedicated connections take 0.1 s."""
+
+    def dedicated(self) -> DedicatedLink:
+        return SlowWrites(DedicatedRedis(self._client), self._guarded, self.execute)
 
 
 class JumpingClock(MonotonicClock):

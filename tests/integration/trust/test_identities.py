@@ -19,7 +19,10 @@ from kvmesh.tenants.catalogue import Catalogue
 from kvmesh.trust.edge import Edge
 from kvmesh.trust.peers import Trust
 from services.frontend.surface.identity import identify
+from tests.both_transports import transport
 from tests.certificates import Folder
+
+__all__ = ["transport"]
 
 KEY = "kvm_of-search"
 CLIENTS = ("search.acme.example", "edge.acme.example", "stranger.example")

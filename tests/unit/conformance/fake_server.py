@@ -38,6 +38,7 @@ from engines.reference.handoff import decode
 from engines.reference.hashed import HashedArithmetic
 from engines.reference.sequence import Guide, ReferenceRequest, Sequence
 from kvmesh.triton import errors
+from kvmesh.triton.client import Exchange
 from kvmesh.triton.errors import CallError, EngineLost
 
 CONFIG = EngineConfig(
@@ -197,6 +198,12 @@ class FakeServer:
     ) -> Stream:
         assert timeout_s is None or timeout_s > 0
         return Stream(self, inputs, request_id, parameters or {})
+
+    def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any:
+        raise AssertionError("this server offers no step frames")
+
+    def exchange(self) -> Exchange:
+        raise AssertionError("this server offers no step frames")
 
     async def request_once(self, inputs: list[InferInput], **options: Any) -> None:
         stream = self.stream(inputs, **options)

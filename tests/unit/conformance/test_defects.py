@@ -470,9 +470,10 @@ def test_a_defect_fails_exactly_its_checks(defect: type[FakeServer]) -> None:
 
 
 def test_a_sound_engine_passes_all_checks() -> None:
-    """Whatever the seed: nothing fails, and nothing is left in the engine."""
+    """Whatever the seed: nothing fails, and nothing is left in the engine. The fake has no step frames."""
     for _ in range(2):
         seed = random.Random().randrange(1 << 32)
         rows, server = run(seed=seed)
-        assert set(by_outcome(rows, Outcome.PASS)) == {f"{row.capability}: {row.check}" for row in rows}, seed
+        expected = {f"{row.capability}: {row.check}" for row in rows if row.capability != "step_frames"}
+        assert set(by_outcome(rows, Outcome.PASS)) == expected, seed
         assert server.is_empty(), seed

@@ -191,7 +191,8 @@ def test_a_hidden_end_token_is_a_capability() -> None:
 
     rows, _ = run(HidesEndToken, changed=hides, pair=HidesEndToken)
     assert failed(rows) == {}
-    assert by_outcome(rows, Outcome.NOT_OFFERED) == ["end_token: end token in the output"]
+    absent = by_outcome(rows, Outcome.NOT_OFFERED)
+    assert [row for row in absent if "step_frames" not in row] == ["end_token: end token in the output"]
     rows, _ = run(HidesEndToken)
     assert set(failed(rows)) == {"end_token: end token in the output"}
 
@@ -224,7 +225,9 @@ def test_positions_of_events_are_capabilities() -> None:
     """Without them each subscription has a snapshot, and the replica ends it."""
     rows, _ = run(NoPositions)
     assert failed(rows) == {}
-    assert by_outcome(rows, Outcome.NOT_OFFERED) == ["kv_events: after resumes", "kv_events: max_bytes ends"]
+    absent = by_outcome(rows, Outcome.NOT_OFFERED)
+    positions = ["kv_events: after resumes", "kv_events: max_bytes ends"]
+    assert [row for row in absent if "step_frames" not in row] == positions
 
 
 class Counting(FakeServer):

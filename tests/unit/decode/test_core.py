@@ -746,3 +746,20 @@ def test_a_drain_by_the_control_plane_ends() -> None:
     replica.pass_time(0.06)
     assert not replica.reader.loads[-1].draining
     assert replica.submit(3, LOCAL).refusal is None
+
+
+def test_a_step_is_sent_at_its_end() -> None:
+    """An engine with step frames tells the end of a step. A slot that is not in the step delays the others no more."""
+    replica = Replica()
+    for number in (1, 2):
+        replica.submit(number, LOCAL, output=6)
+    replica.step(2)
+    call_id, _ = replica.engine.live
+    sent = replica.reader.frame_total
+    replica.core.sink.on_tokens(call_id, (7,), (), replica.now_s)
+    replica.read()
+    assert replica.reader.frame_total == sent
+    for _ in range(2):
+        replica.core.sink.on_step(replica.now_s)
+        replica.read()
+    assert replica.reader.frame_total == sent + 1

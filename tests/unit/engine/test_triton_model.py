@@ -18,6 +18,7 @@ from engines.contract.errors import EngineError
 from engines.contract.output_queue import REPEAT_S, CancellationPoller, OutputQueue
 from engines.contract.outputs import RequestOutput
 from engines.contract.request import RequestLimits
+from engines.contract.step_streams import StepStreams
 from tests.patience import Patience
 
 FINAL = 1
@@ -105,6 +106,7 @@ def test_no_poll_follows_the_refusal_of_a_request(triton_model: types.ModuleType
     queue = OutputQueue()
     queue.start()
     model._keys, model._subscriptions, model._output_queue = itertools.count(1), {}, queue
+    model._step_streams = StepStreams()
     model._limits, model._warm_ups_left, model._engine = RequestLimits(100, 100), 0, Engine()
     model._watchdog = types.SimpleNamespace(record_request=lambda: None)
     sender = Sender()

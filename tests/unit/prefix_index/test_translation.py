@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvmesh import blocks
 from kvmesh.prefix_index.events import Op
 from kvmesh.prefix_index.translation import EngineEventError, Translation
+from kvmesh.triton.service_messages import decoder
 
 BLOCK = 4
 SALT = "model-1"
@@ -103,6 +105,34 @@ def test_the_changes_lead_to_the_engines_content() -> None:
                 told = told | set(hashes) if op is Op.STORED else told - set(hashes)
             assert told == engine.mesh_hashes() == content(translation), f"{seed=}"
             assert translation.seq == engine.event_id
+
+
+def test_decoded_messages_mean_the_same_as_their_json() -> None:
+    """A message of a subscription, whose tokens are records, gives the changes of the plain JSON object."""
+    decode = decoder("kv_events")
+    for seed in range(20):
+        engine, plain, decoded = (
+            FakeEngine(random.Random(seed)),
+            *(Translation(BLOCK, SALT) for _ in range(2)),
+        )
+        for message in (engine.snapshot(), *(engine.step() for _ in range(20))):
+            payload = msgspec.json.encode(message)
+            assert plain.apply(message) == decoded.apply(decode(payload)), f"{seed=}"
+        assert content(plain) == content(decoded) == engine.mesh_hashes(), f"{seed=}"
+
+
+def test_other_kinds_of_events_are_decoded_too() -> None:
+    """Events of TensorRT-LLM that change no content, and further members, break no subscription."""
+    created = {"type": "created", "num_blocks_per_cache_level": [5, 0]}
+    updated = {"type": "updated", "block_hash": 3, "priority": {"old_value": 35, "new_value": 3}}
+    events = [
+        {"event_id": at, "data": data, "window_size": 9} for at, data in enumerate((created, updated), 1)
+    ]
+    decoded = decoder("kv_events")(msgspec.json.encode({"boot_id": "b", "events": events}))
+    translation = Translation(BLOCK, SALT)
+    translation.apply({"boot_id": "b", "event_id": 0, "snapshot": []})
+    assert translation.apply(decoded) == []
+    assert translation.seq == 2
 
 
 def test_a_missing_or_foreign_message_asks_for_a_new_subscription() -> None:

@@ -42,7 +42,7 @@ ROUTER_ORDER = {
         "status",
         "telemetry",
     ),
-    "__main__": ("main",),
+    "__main__": (),  # names main as text: kvmesh.entry imports it
 }
 """What each package or module of the router imports of the others: only of those before it."""
 
@@ -67,7 +67,7 @@ FRONTEND_ORDER = {
         *("start_gate", "warm_up"),
     ),
     "main": ("surface", "assembly"),
-    "__main__": ("main",),
+    "__main__": (),  # names main as text: kvmesh.entry imports it
 }
 """The same of the frontend: bytes become messages above accounts, and live requests know of neither."""
 

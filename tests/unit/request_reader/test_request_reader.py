@@ -20,6 +20,7 @@ from kvmesh.interceptors import rewrapped
 from kvmesh.request_reader import RequestReader
 from kvmesh.server import MeshServer
 from kvmesh.unread_calls import READ_MIN_S
+from tests.both_transports import transport
 from tests.patience import patience
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection, RawStream
@@ -29,6 +30,8 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 METHODS = [CHECK, WATCH, REFLECTION]
 JUNK = b"\xff" * 20
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 4, 7, 8
+
+__all__ = ["transport"]
 
 
 @asynccontextmanager
@@ -107,10 +110,15 @@ async def test_incomplete_messages_are_evicted_for_complete_ones(monkeypatch: py
         endless = [connection.call(CHECK) for _ in range(4)]
         for stream in endless:
             await stream.send_data(framed(b"\x0a", length=1 << 20))
+        async with patience(5):
+            while len(request_reader.unread.reading) < 4:
+                await asyncio.sleep(0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = health_pb2_grpc.HealthStub(channel)
         answers = await asyncio.gather(*(stub.Check(health_pb2.HealthCheckRequest()) for _ in range(50)))
         assert len(answers) == 50
+        evicted = request_reader.unread.evicted_total
+        await connection.until(lambda: sum(stream.has_ended for stream in endless) >= evicted)
         cut = [stream for stream in endless if stream.has_ended]
         assert cut and {stream.status for stream in cut} == {RESOURCE_EXHAUSTED}
         assert request_reader.unread.evicted_total == len(cut)

@@ -12,6 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvmesh.health import HEALTH_SERVICE
 from kvmesh.server import MeshServer, channel
+from tests.both_transports import transport
+
+__all__ = ["transport"]
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

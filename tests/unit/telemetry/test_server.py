@@ -21,9 +21,12 @@ from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
 from kvmesh.server import ListenError, MeshServer, channel
 from kvmesh.telemetry import start_logging
+from tests.both_transports import transport
 from tests.patience import patience, wait_for
 from tests.raw_frames import request_block
 from tests.raw_http2 import RawConnection
+
+__all__ = ["transport"]
 
 SERVICE = "kvmesh.inference.v1.InferenceService"
 

@@ -36,6 +36,7 @@ class Recorder:
         self.calls: dict[int, Heard] = {}
         self.load: EngineLoad | None = None
         self.is_ready = False
+        self.steps = 0
 
     def heard(self, call_id: int) -> Heard:
         """Return the events of a call."""
@@ -62,6 +63,9 @@ class Recorder:
 
     def on_error(self, call_id: int, error: CallError, now_s: float) -> None:
         self._note(call_id, "error").error = error
+
+    def on_step(self, now_s: float) -> None:
+        self.steps += 1
 
     def on_load(self, load: EngineLoad, now_s: float) -> None:
         self.load = load

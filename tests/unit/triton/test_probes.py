@@ -68,7 +68,9 @@ def test_one_missed_probe_is_no_loss(monkeypatch: pytest.MonkeyPatch, first: int
     clock, lost_s = Time(), list[float]()
     sink = SimpleNamespace(on_ready=lambda *_: None, on_error=lambda *_: lost_s.append(clock.at_s))
     capabilities = SimpleNamespace(kv_events=False, release_handoff=False)
-    facts = SimpleNamespace(load_report=False, stop=False, capabilities=capabilities, inputs={}, vocab_size=0)
+    facts = SimpleNamespace(
+        load_report=False, step_frames=False, stop=False, capabilities=capabilities, inputs={}, vocab_size=0
+    )
     server = Server(range(first, first + missed))
 
     async def run() -> None:

@@ -48,6 +48,9 @@ class Stream:
     async def read(self) -> Any:
         return await self._requests.get()
 
+    def try_write(self, message: object) -> bool:
+        return False
+
     async def write(self, message: Any) -> None:
         if self.is_slow:
             await asyncio.Event().wait()

@@ -90,7 +90,7 @@ class Router:
 
     def tell(self, event: Dispatched | Started | Finished) -> None:
         self.policy.observe(event)
-        self.exchange.publish(event)
+        self.exchange.publish(event, self.now_s)
 
     def tick(self) -> None:
         if self.now_s >= self.digest_s:
@@ -99,7 +99,10 @@ class Router:
         self.exchange.peer_routers.detect_failures(self.now_s)
         for _ in zip(range(self.world.rng.randrange(3)), self.policy.local_index.maintain(), strict=False):
             pass  # the rest is done in later calls
-        while (entry := self.exchange.next_entry(self.now_s)) is not None:
+        while self.exchange.due_s(self.now_s) <= self.now_s:
+            entry = self.exchange.next_entry(self.now_s)
+            if entry is None:
+                break
             self.world.send(self.exchange.encoded(entry, self.now_s))
 
     def hear(self, data: bytes) -> None:

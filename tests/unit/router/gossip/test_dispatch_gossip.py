@@ -31,6 +31,12 @@ class FullRedis:
             (b"stream", [(b"5-%d" % one.seq, {FIELD: messages.encode(one, 0.0)}) for one in entries])
         ]
 
+    def dedicated(self) -> FullRedis:
+        return self
+
+    def close(self) -> None:
+        pass
+
     async def execute(self, *command: Any) -> Any:
         self.commands.append(command)
         if command[0] == "XREAD" and self.answer is not None:
@@ -100,7 +106,7 @@ def test_entries_are_short() -> None:
         exchange = Exchange("r1", "boot-1", PeerRouters("r1", "boot-1", print, lambda _: {}, lambda _: True))
         exchange.set_routers(EVERYBODY, 0.0)
         for number in range(count):
-            exchange.publish(dispatched(number, blocks))
+            exchange.publish(dispatched(number, blocks), 0.0)
         told = 0
         while (entry := exchange.next_entry(0.0)) is not None:
             found = [message for message in entry.messages if isinstance(message, Dispatched)]
