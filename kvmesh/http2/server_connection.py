@@ -154,7 +154,9 @@ class ServerConnection(Connection):
 
     def on_pong(self) -> None:
         if self.is_draining and not self._is_last_known:
-            self._announce_last()
+            # In the next turn: grpc's core writes its answer before the headers of calls that it began earlier.
+            self._stop_announcing()
+            self._announcing = self._loop.call_later(0, self._announce_last)
 
     def end_calls(self, code: grpc.StatusCode, details: str) -> None:
         """End all calls with a status."""

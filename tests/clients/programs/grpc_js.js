@@ -11,7 +11,7 @@ const clients = new Map();
 
 function clientOf(command) {
   if (!clients.has(command.channel)) {
-    const options = { 'grpc.use_local_subchannel_pool': 1, 'grpc.enable_retries': 0 };
+    const options = { 'grpc.use_local_subchannel_pool': 1 };
     let credentials = grpc.credentials.createInsecure();
     if (command.tls) {
       const read = (name) => (command.tls[name] ? fs.readFileSync(command.tls[name]) : null);

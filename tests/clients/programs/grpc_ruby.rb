@@ -20,7 +20,7 @@ end
 
 def stub_of(command)
   $stubs[command['channel']] ||= begin
-    options = { 'grpc.use_local_subchannel_pool' => 1, 'grpc.enable_retries' => 0 }
+    options = { 'grpc.use_local_subchannel_pool' => 1 }
     options.merge!(GRPC::Core::CompressionOptions.new(default_algorithm: :gzip).to_channel_arg_hash) if command['gzip']
     credentials = :this_channel_is_insecure
     if (tls = command['tls'])

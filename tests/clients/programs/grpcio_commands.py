@@ -16,7 +16,7 @@ import grpc
 
 def options(command: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the options of a channel: connections of its own, and the name that the server's certificate must have."""
-    made: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    made: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
     if command["tls"]:
         made.append(("grpc.ssl_target_name_override", command["tls"]["name"]))
     return made
