@@ -33,7 +33,6 @@ from tests.raw_frames import (
     settings_flood,
     window_frame,
 )
-from tests.raw_http2 import RawConnection
 from tests.unit.http2.echo import MESSAGE_BYTES_MAX
 from tests.unit.http2.siege import BOTH, LARGE, UNARY, Siege, besieged, until
 
