@@ -59,23 +59,21 @@ async def besieged(*, streams_max: int = 1_000, **settings: Any) -> AsyncIterato
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
     tasks_before = asyncio.all_tasks()
-    async with (
-        echoing(streams_max=streams_max) as (server, echo, address),
-        RawConnection.connect(address) as bystander,
-    ):
-        await bystander.ping()
-        (first,) = server._connections
-        async with RawConnection.connect(address, **settings) as attacker:
-            await attacker.ping()
-            (target,) = server._connections - {first}
-            siege = Siege(server, echo, address, attacker, bystander, target)
-            yield siege
-            if server._stopping is None:
-                assert (await siege.answered()).messages == [b"still here"]
-        await until(lambda: server._connections <= {first})
-        assert not target.streams
-        await until(lambda: not target._calls)
-        assert not target._stalled
-        await until(lambda: not echo.running)
+    async with echoing(streams_max=streams_max) as (server, echo, address):  # noqa: SIM117  # so the inner ones end first
+        async with RawConnection.connect(address) as bystander:
+            await bystander.ping()
+            (first,) = server._connections
+            async with RawConnection.connect(address, **settings) as attacker:
+                await attacker.ping()
+                (target,) = server._connections - {first}
+                siege = Siege(server, echo, address, attacker, bystander, target)
+                yield siege
+                if server._stopping is None:
+                    assert (await siege.answered()).messages == [b"still here"]
+            await until(lambda: server._connections <= {first})
+            assert not target.streams
+            await until(lambda: not target._calls)
+            assert not target._stalled
+            await until(lambda: not echo.running)
     await until(lambda: asyncio.all_tasks() <= tasks_before)
     assert not errors, errors
