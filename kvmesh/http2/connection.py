@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         return self._codec.sendable(stream) if self.is_writable else 0
 
     def try_send(self, stream: int, message: bytes) -> bool:
-        """Send `message` with its prefix, if the windows have room for all of it. A message above OUTPUT_BYTES_MAX has none."""
+        """Send `message` with its prefix, if the windows have room for all of it, and if it is at most OUTPUT_BYTES_MAX."""
         size = len(message)
         if size > OUTPUT_BYTES_MAX:
             return False  # it goes in pieces: whole it would look like output that the peer does not read

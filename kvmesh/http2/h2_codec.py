@@ -69,7 +69,7 @@ SWEEP_EVERY: Final = 256
 """Closed streams after which h2's table of streams is swept."""
 
 HEADER_TABLE_BYTES_MAX: Final = 4_096
-"""Largest HPACK table of this side's header blocks (RFC 9113, 6.5.2). A peer may ask for 4 GiB, which hpack would search."""
+"""Largest HPACK table of this side's header blocks (RFC 9113, 6.5.2). The peer may ask for 4 GiB."""
 
 SETTINGS_MAX: Final = 32
 """SETTINGS frames that are taken at once: each may move the windows of a thousand streams."""

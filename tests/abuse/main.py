@@ -17,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from kvmesh.config_sections import TRANSPORTS
 from tests.abuse import page
 from tests.abuse.attack import Attack
 from tests.abuse.catalogue import ATTACKS
@@ -40,6 +41,10 @@ def run(
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="On a mesh that admits callers without a key.")
     ] = False,
+    edge: Annotated[
+        str,
+        typer.Option(help="Transport of all ports: grpcio or batched. Default: those of the configuration."),
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="The record of each attack on stdout.")] = False,
     write: Annotated[Path | None, typer.Option(help="Page with the marked section to write again.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts and junk.", min=1)] = 1,
@@ -53,6 +58,8 @@ def run(
             "the page shows a mesh that demands keys: leave out --write or --anonymous",
             param_hint="--anonymous",
         )
+    if edge not in ("", *TRANSPORTS):
+        raise typer.BadParameter(f"{edge}: transports are {', '.join(TRANSPORTS)}", param_hint="--edge")
     if write is not None:
         page.put(write.read_text(encoding="utf-8"), [])
     if check:
@@ -62,7 +69,7 @@ def run(
     shutil.rmtree(logs, ignore_errors=True)  # logs of the run before; other files of the folder stay
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     began_s = time.monotonic()
-    attempt = run_all(attacks, logs, seed, is_short=short, admits_anybody=anonymous)
+    attempt = run_all(attacks, logs, seed, is_short=short, admits_anybody=anonymous, edge=edge)
     console.print(f"{len(attacks)} attacks on a mesh of processes; logs: {logs}", highlight=False)
     rows = asyncio.run(_run(attempt, console, as_json=json))
     if write is not None:

@@ -188,14 +188,20 @@ def _row(
 
 
 async def run_all(
-    attacks: Sequence[Attack], folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
+    attacks: Sequence[Attack],
+    folder: Path,
+    seed: int,
+    *,
+    is_short: bool,
+    admits_anybody: bool = False,
+    edge: str = "",
 ) -> AsyncGenerator[Row, None]:
     """Run `attacks` on one mesh and yield the row of each. After a failed attack the mesh is replaced."""
     todo = list(attacks)
     meshes = 0
     while todo:
         async with running(
-            folder / f"mesh-{meshes}", seed, is_short=is_short, admits_anybody=admits_anybody
+            folder / f"mesh-{meshes}", seed, is_short=is_short, admits_anybody=admits_anybody, edge=edge
         ) as runner:
             while todo and runner.is_whole:
                 yield await runner.run(todo.pop(0))
@@ -209,12 +215,12 @@ def deadline_of(is_short: bool) -> float:
 
 @asynccontextmanager
 async def running(
-    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
+    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False, edge: str = ""
 ) -> AsyncIterator[Runner]:
     """Start a mesh and its legitimate clients, and end them."""
     folder.mkdir(parents=True, exist_ok=True)
     async with (
-        opened(folder, seed, is_short=is_short, admits_anybody=admits_anybody) as target,
+        opened(folder, seed, is_short=is_short, admits_anybody=admits_anybody, edge=edge) as target,
         bystanders.calling(
             target.address(FRONT), target.key, PER_S, folder, deadline_of(is_short)
         ) as clients,

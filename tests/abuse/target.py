@@ -87,22 +87,25 @@ def bearer(key: str) -> Metadata:
     return ((KEY, f"Bearer {key}"),)
 
 
-def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False) -> MeshConfig:
+def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False, edge: str = "") -> MeshConfig:
     """Return the configuration of the mesh: one tenant, with limits above the load of the legitimate calls.
 
-    `admits_anybody`: a call without a key belongs to that tenant, too; else it is refused.
+    `admits_anybody`: a call without a key belongs to that tenant, too; else it is refused. `edge`: transport of all ports;
+    empty: those of the configuration.
     """
     made = chaos_config()
     hashed = hashlib.sha256(key.encode()).hexdigest()
     replace = msgspec.structs.replace
     return replace(
         made,
+        mesh=replace(made.mesh, hops=edge or made.mesh.hops),
         engine=replace(made.engine, step_s=STEP_S),
         prefill=replace(made.prefill, replicas=1),
         decode=replace(made.decode, slots_max=SHORT_SLOTS if is_short else made.decode.slots_max),
         router=replace(made.router, replicas=1),
         frontend=replace(
             made.frontend,
+            edge=edge or made.frontend.edge,
             anonymous_tenant=PAYER if admits_anybody else "",
             max_live_requests=SHORT_LIVE if is_short else made.frontend.max_live_requests,
         ),
@@ -112,11 +115,11 @@ def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False) -> M
 
 @asynccontextmanager
 async def opened(
-    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False
+    folder: Path, seed: int, *, is_short: bool, admits_anybody: bool = False, edge: str = ""
 ) -> AsyncIterator[Target]:
     """Start a mesh with its logs in `folder`, and end it."""
     key = mint()
     async with running_mesh(
-        abuse_config(key, is_short=is_short, admits_anybody=admits_anybody), folder
+        abuse_config(key, is_short=is_short, admits_anybody=admits_anybody, edge=edge), folder
     ) as mesh:
         yield Target(ProcessRig(mesh), key, random.Random(seed), is_short)

@@ -59,7 +59,7 @@ async def besieged(*, streams_max: int = 1_000, **settings: Any) -> AsyncIterato
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: errors.append(context))
     tasks_before = asyncio.all_tasks()
-    async with echoing(streams_max=streams_max) as (server, echo, address):
+    async with echoing(streams_max=streams_max) as (server, echo, address):  # noqa: SIM117  # so the inner ones end first
         async with RawConnection.connect(address) as bystander:
             await bystander.ping()
             (first,) = server._connections

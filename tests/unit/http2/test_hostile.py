@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -33,7 +34,6 @@ from tests.raw_frames import (
     settings_flood,
     window_frame,
 )
-from tests.raw_http2 import RawConnection
 from tests.unit.http2.echo import MESSAGE_BYTES_MAX
 from tests.unit.http2.siege import BOTH, LARGE, UNARY, Siege, besieged, until
 
@@ -142,7 +142,7 @@ async def test_a_client_that_does_not_take_the_settings_is_dropped(data: bytes) 
         host, _, port = siege.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
-        with suppress(OSError):
+        with suppress(ConnectionError):
             await wait_for(reader.read(), 5)
         writer.close()
         with suppress(OSError):
@@ -220,13 +220,11 @@ async def test_a_padded_body_flows_on() -> None:
     async with besieged() as siege:
         stream = siege.attacker.call(BOTH)
         piece = DataFrame(1, framed(b"y"), pad_length=255, flags=["PADDED"])
-        for number in range(1, 601):
-            siege.attacker.send(piece)
-            if number % 100 == 0:
-                wanted = number
-                await stream.until(lambda: len(stream.messages) == wanted)
+        for _ in range(6):
+            wanted = len(stream.messages) + 100
+            siege.attacker.send(*([piece] * 100))
+            await stream.until(partial(lambda count: len(stream.messages) == count, wanted))
         assert not stream.has_ended
-        assert stream.send_window + 600 * 262 >= 600 * 262 - WINDOW
 
 
 @pytest.mark.parametrize(

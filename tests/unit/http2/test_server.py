@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.patience import quiet_s, wait_for
+from tests.patience import wait_for
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection
 from tests.unit.http2.echo import MESSAGE_BYTES_MAX, SERVICE, echoing
@@ -184,10 +184,10 @@ async def test_the_end_of_a_drain_ends_the_calls_with_a_status() -> None:
 
 
 async def test_a_frozen_client_with_an_open_call_is_dropped() -> None:
-    async with echoing(keepalive_s=0.02) as (_, echo, address), RawConnection.connect(address) as connection:
+    async with echoing(keepalive_s=0.2) as (_, echo, address), RawConnection.connect(address) as connection:
         await connection.call(UNARY).send_message(b"hang")
         await wait_for(echo.entered.wait(), 5)
-        await asyncio.sleep(quiet_s())
+        await connection.until(lambda: connection.frames["PingFrame"] >= 2)
         assert echo.running == 1
         connection.answers = False
         await wait_for(echo.cancelled.wait(), 5)
