@@ -1,7 +1,6 @@
 """The cost of a token and of a request by role, for two variants of the transports, interleaved in one run.
 
-Each variant has a frontend alone with a stub router, and a whole mesh with engines in Triton. All of them run at the same
-time; only one has load.
+Both variants of a process alone, or of a whole mesh with engines in Triton, run at the same time. Only one has load.
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ from bench import accounting, aims, engines
 from bench.mesh import Mesh
 from bench.processes import ANY_CORE, Fleet
 from bench.results import ScenarioResults
-from bench.scenarios import path
+from bench.scenarios import path, router
 from bench.variants import VARIANTS, Variant, interleaved
 from bench.windows import LONG_SEQUENCES, SETTLE_S, Case, Pace, SystemUnderTest, growth
 
 CASES = (Case(128, 20), Case(64, 20))
-"""The largest case first: memory per stream is the growth of a process that had few streams before."""
+MEMORY_CASE = Case(256, 50)
+"""It comes first: memory per stream is the growth of a process that had few streams before."""
+START_S = 3.0
+"""Time in which a started process returns the memory of its start."""
 PATH_CASES = (Case(64, 20),)
 """Two cores carry no whole mesh of the old variant with 128 streams."""
 PAIRS, QUICK_PAIRS = 40, 20
@@ -40,22 +42,31 @@ PROMPTS = (Prompts("requests of 40 words", 40, 8), Prompts("requests of 1,200 wo
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     rounds = QUICK_ROUNDS if pace.is_quick else ROUNDS
+    for kind in (FrontendAlone, RouterAlone):
+        _measure_alone(kind, results, pace, rounds)
     with Fleet() as old, Fleet() as new:
-        alone = [
-            FrontendAlone(results, pace, fleet, variant)
-            for fleet, variant in zip((old, new), VARIANTS, strict=True)
-        ]
-        for case in CASES:
-            for number, one in enumerate(interleaved(alone, rounds)):
-                one.measure(case, is_first=case == CASES[0] and number < len(alone))
-    with Fleet() as old, Fleet() as new:
-        whole = [
+        meshes = [
             WholePath(results, pace, fleet, variant)
             for fleet, variant in zip((old, new), VARIANTS, strict=True)
         ]
         for measure in (WholePath.first_tokens, WholePath.streams, WholePath.requests):
-            for one in interleaved(whole, rounds):
-                measure(one)
+            for mesh in interleaved(meshes, rounds):
+                measure(mesh)
+
+
+def _measure_alone(
+    kind: type[FrontendAlone] | type[RouterAlone], results: ScenarioResults, pace: Pace, rounds: int
+) -> None:
+    with Fleet() as old, Fleet() as new:
+        alone = [
+            kind(results, pace, fleet, variant) for fleet, variant in zip((old, new), VARIANTS, strict=True)
+        ]
+        time.sleep(START_S)
+        for one in alone:
+            one.measure(MEMORY_CASE, is_first=True)
+        for case in CASES:
+            for one in interleaved(alone, rounds):
+                one.measure(case)
 
 
 class FrontendAlone:
@@ -73,10 +84,27 @@ class FrontendAlone:
             results, pace, frontend, client, way=f"frontend alone, {variant.label}"
         )
 
-    def measure(self, case: Case, *, is_first: bool) -> None:
+    def measure(self, case: Case, *, is_first: bool = False) -> None:
         """Measure a case. `is_first`: the process had fewer streams before, so memory is measured too."""
         self._source.ask("pace", step_ms=case.step_ms, phases=1)
         self._tested.streams(case, [self._source], sees_frames=False, is_first=is_first)
+
+
+class RouterAlone:
+    """A router between a sink and fake replicas."""
+
+    def __init__(self, results: ScenarioResults, pace: Pace, fleet: Fleet, variant: Variant) -> None:
+        fleet.configure(variant.over(LONG_SEQUENCES))
+        self._sources = [router.source_of(fleet, role, f"{role}-0") for role in ("prefill", "decode")]
+        process = fleet.service("router", "router-0")
+        router.wait_attached(process, self._sources)
+        sink = fleet.start_ready("sink", "bench.sink", target=process.address)
+        self._tested = SystemUnderTest(results, pace, process, sink, way=f"router alone, {variant.label}")
+
+    def measure(self, case: Case, *, is_first: bool = False) -> None:
+        """Measure a case. `is_first`: the process had fewer streams before, so memory is measured too."""
+        router.ask_pace(self._sources, case.step_ms)
+        self._tested.streams(case, self._sources[1:], is_first=is_first)
 
 
 class WholePath:
