@@ -163,6 +163,10 @@ class SystemUnderTest:
         if case == self.pace.cases[0] if is_first is None else is_first:
             grown = accounting.rss_bytes(self.process.pid) - before
             self.add(case, aims.STREAM_BYTES, "KB", grown / (case.streams - 1) / 1e3)
+            if grown <= 0:
+                self.problem(
+                    case, f"the memory shrank by {-grown / 1e6:.1f} MB, so streams took what was freed"
+                )
         for source, counts in zip(sources, sent, strict=True):
             self._check_source(case, source.name, counts)
         self.end(case)
