@@ -183,6 +183,15 @@ class Fleet:
         """Call `call` when all processes have stopped."""
         self._stack.callback(call)
 
+    def process(self, name: str) -> Process:
+        """Return the running process of that name. Raises BenchError if there is none."""
+        for process in self._processes:
+            if process.name == name:
+                return process
+        raise BenchError(
+            f"no process {name!r} runs: there are {', '.join(one.name for one in self._processes)}"
+        )
+
     def start(self, name: str, command: Sequence[str], core: int) -> Process:
         """Start a process. The fleet stops it."""
         process = Process(name, command, core, self.folder / f"{name}.log")

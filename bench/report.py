@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench import aims, pages
+from bench import aims, comparison, pages
 from bench.pages import number
 from bench.results import Figure, Key, Results
 
@@ -19,6 +19,7 @@ TITLES = {
     "router": "Router alone",
     "frontend": "Frontend alone",
     "decode": "Decode service alone (an engine in Triton on the other core)",
+    "cost": "A token and a request: old and new transports",
     "path": "Whole path through Triton",
     "start": "First request after a start",
     "index": "Prefix index",
@@ -79,6 +80,9 @@ class Run:
         lines += pages.section("Aims", sentences(results) or ["No figure with an aim was measured."])
         lines += pages.section("Not measured, or under a doubtful load", pages.items(results.problems))
         for scenario in results.scenarios():
+            if compared := comparison.lines(results.of(scenario)):
+                lines += pages.section(TITLES[scenario], compared)
+                continue
             rows = [[figure.key.case, *_cells(figure)] for figure in results.of(scenario)]
             lines += pages.section(TITLES[scenario], pages.table(("case", *COLUMNS), rows, "llrrrl"))
         return pages.with_notes(lines, old)

@@ -138,11 +138,19 @@ class SystemUnderTest:
         """Measure the process for a window."""
         return measure(self.process, self.load, self.pace.window_s)
 
-    def streams(self, case: Case, sources: Sequence[Process] = (), *, sees_frames: bool = True) -> None:
+    def streams(
+        self,
+        case: Case,
+        sources: Sequence[Process] = (),
+        *,
+        sees_frames: bool = True,
+        is_first: bool | None = None,
+    ) -> None:
         """Hold the streams of `case` open for a window and add its figures.
 
         `sources`: the stubs that pace the tokens, checked for their rate. `sees_frames`: the load counts frames;
-        otherwise the frames of the sources count.
+        otherwise the frames of the sources count. `is_first`: also measure
+        memory; None: only in the first case of the pace.
         """
         self.open(replace(case, streams=1))  # memory that a first request loads belongs to no stream
         before = accounting.rss_bytes(self.process.pid)
@@ -152,9 +160,13 @@ class SystemUnderTest:
         window = self.measure()
         sent = [growth(old, source.ask("counters")) for source, old in zip(sources, earlier, strict=True)]
         self.add_streams(case, window, None if sees_frames else sum(counts["frames"] for counts in sent))
-        if case == self.pace.cases[0]:
+        if case == self.pace.cases[0] if is_first is None else is_first:
             grown = accounting.rss_bytes(self.process.pid) - before
             self.add(case, aims.STREAM_BYTES, "KB", grown / (case.streams - 1) / 1e3)
+            if grown <= 0:
+                self.problem(
+                    case, f"the memory shrank by {-grown / 1e6:.1f} MB, so streams took what was freed"
+                )
         for source, counts in zip(sources, sent, strict=True):
             self._check_source(case, source.name, counts)
         self.end(case)

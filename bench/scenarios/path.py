@@ -60,7 +60,7 @@ def measure(
     frontend, (prefill, decode) = running.frontend, running.replicas.values()
     decode_engine = running.engines["decode-0"].process
     client = fleet.start_ready("client", "bench.client", ANY_CORE, target=frontend.address)
-    frontend.wait_until(lambda: _is_served(client), "answered no request", every_s=0.5)
+    frontend.wait_until(lambda: is_served(client), "answered no request", every_s=0.5)
     pids = {
         "client": client.pid,
         "frontend": frontend.pid,
@@ -75,14 +75,14 @@ def measure(
     meters["stub of decode"] = lambda: sum(map(accounting.cpu_ns, accounting.descendants(decode_engine.pid)))
     triton = running.engines["prefill-0"].address
     probe = fleet.start_ready("ttft", __name__, ANY_CORE, target=frontend.address, triton=triton)
-    _run_ttft(results, probe, pairs)
+    run_ttft(results, probe, pairs)
     fleet.stop(probe)
     whole = SystemUnderTest(results, pace, frontend, client, stream_tokens=stream_tokens)
     for case in cases:
         _run_case(whole, case, decode, meters)
 
 
-def _is_served(client: Process) -> bool:
+def is_served(client: Process) -> bool:
     """Return whether a request is answered. It fails until the processes have found each other."""
     try:
         client.ask("open", streams=1, prompt=PROMPT_TOKENS, tokens=2)
@@ -92,23 +92,24 @@ def _is_served(client: Process) -> bool:
     return True
 
 
-def _run_ttft(results: ScenarioResults, probe: Process, pairs: int) -> None:
+def run_ttft(results: ScenarioResults, probe: Process, pairs: int, case: str = TTFT_CASE) -> None:
+    """Add the time to first token of `pairs` requests through the mesh and to Triton, and its parts."""
     probe.ask("ask", pairs=5, prompt=PROMPT_TOKENS)
     answer = probe.ask("ask", pairs=pairs, prompt=PROMPT_TOKENS)
     mesh, triton = answer["client_ms"], answer["triton_ms"]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         through, direct = quantile(mesh, share), quantile(triton, share)
-        results.add(TTFT_CASE, f"time to first token through the mesh, {name}", "ms", through)
-        results.add(TTFT_CASE, f"time to first token from Triton, {name}", "ms", direct)
-        results.add(TTFT_CASE, f"added time to first token, {name}", "ms", through - direct)
+        results.add(case, f"time to first token through the mesh, {name}", "ms", through)
+        results.add(case, f"time to first token from Triton, {name}", "ms", direct)
+        results.add(case, f"added time to first token, {name}", "ms", through - direct)
     parts = {
         aims.EDGE_PART: [a - b for a, b in zip(mesh, answer["frontend_ms"], strict=True)],
         aims.MESH_PART: [a - b for a, b in zip(answer["frontend_ms"], answer["prefill_ms"], strict=True)],
     }
     for name, values in parts.items():
-        results.add(TTFT_CASE, name, "ms", quantile(values, 0.5))
+        results.add(case, name, "ms", quantile(values, 0.5))
     call_ms = quantile(answer["prefill_ms"], 0.5) - quantile(triton, 0.5)
-    results.add(TTFT_CASE, aims.CALL_PART, "ms", call_ms)
+    results.add(case, aims.CALL_PART, "ms", call_ms)
 
 
 def _run_case(
