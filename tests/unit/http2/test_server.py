@@ -56,7 +56,7 @@ async def test_metadata_and_trailers_pass_both_ways() -> None:
         ]
         assert "user-agent" in dict(metadata)
         assert not {"te", "content-type", "grpc-timeout"} & set(dict(metadata))
-        assert 0 < remaining_s <= 60
+        assert 0 < remaining_s <= 61  # grpcio rounds up
         assert peer.startswith("ipv4:127.0.0.1:")
 
 
