@@ -52,9 +52,9 @@ DRAW: Final = Draw()
 
 
 def drawn(config: MeshConfig) -> MeshConfig:
-    """Return `config` with the transports that are drawn for the running test; outside a test, unchanged."""
+    """Return `config` with the transports that are drawn for the running test. Unchanged in a process that runs no test."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
-    if not test:
+    if not test or not DRAW.seed:
         return config
     made = DRAW.applied(config, test)
     chosen = f"edge {made.frontend.edge}, hops {made.mesh.hops}, step frames {made.engine.step_frames}"

@@ -158,7 +158,9 @@ class ServerCall:
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
-            self.stream.reset()
+            # A status that waits for a slow reader stays, as in grpcio: it goes once the peer reads.
+            if not self.stream.is_finishing:
+                self.stream.reset()
         except WireError as error:
             self.finish(error.code, str(error))
         except grpc.aio.UsageError:

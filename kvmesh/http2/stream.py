@@ -203,6 +203,11 @@ class Stream:
         return False
 
     @property
+    def is_finishing(self) -> bool:
+        """True from `finish` on, also while the trailers wait behind output that the peer does not take."""
+        return self._last_fields is not None
+
+    @property
     def has_output(self) -> bool:
         """True while output waits."""
         return bool(self._pending) or (self._last_fields is not None and not self.is_closed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -53,6 +53,19 @@ class Echo:
             await context.write(bytes([number % 256]) * 100_000)
             self.seen.append(number)
 
+    async def unread(self, request: bytes, context: Any) -> None:
+        """Give up a write that the client does not take, and then the wait for the status."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await context.write(request)
+        try:
+            async with asyncio.timeout(0.01):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow reader")
+        except TimeoutError:
+            raise asyncio.CancelledError from None
+        finally:
+            self.cancelled.set()
+
     async def join(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
         """Return all messages as one."""
         return b"|".join([message async for message in messages])
@@ -93,6 +106,7 @@ async def echoing(
         {
             "Unary": grpc.unary_unary_rpc_method_handler(echo.unary),
             "Split": grpc.unary_stream_rpc_method_handler(echo.split),
+            "Unread": grpc.unary_stream_rpc_method_handler(echo.unread),
             "Large": grpc.unary_stream_rpc_method_handler(echo.large),
             "Join": grpc.stream_unary_rpc_method_handler(echo.join),
             "Both": grpc.stream_stream_rpc_method_handler(echo.both),

@@ -156,6 +156,22 @@ async def test_a_reader_that_stops_holds_its_writer_and_no_other() -> None:
         assert slow.status == 0
 
 
+async def test_a_slow_reader_gets_its_status_once_it_reads() -> None:
+    """Also if the handler gave up both the write and the wait for the status."""
+    async with (
+        echoing() as (_, echo, address),
+        RawConnection.connect(address, stream_window=50) as connection,
+    ):
+        slow = connection.call(f"/{SERVICE}/Unread")
+        await slow.send_message(bytes(100))
+        await wait_for(echo.cancelled.wait(), 5)
+        assert not slow.has_ended
+        slow.grant(1_000)
+        await slow.ended()
+        assert slow.messages == [bytes(100)]
+        assert slow.status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+
+
 async def test_a_drain_lets_calls_end_and_tells_the_client_to_go() -> None:
     async with echoing() as (server, echo, address), RawConnection.connect(address) as connection:
         stream = connection.call(f"/{SERVICE}/Both")
