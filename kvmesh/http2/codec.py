@@ -13,9 +13,6 @@ Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 WINDOW: Final = 65_535
 """Initial flow-control window in bytes of a connection and, without a setting, of each stream (RFC 9113, 6.9.2)."""
 
-WINDOW_MAX: Final = 2**31 - 1
-"""Largest flow-control window, in bytes."""
-
 CONNECTION: Final = 0
 """Stream number of the connection itself in a `WindowOpened`."""
 
@@ -28,8 +25,6 @@ class ErrorCode(IntEnum):
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
     REFUSED_STREAM = 7
     CANCEL = 8
     ENHANCE_YOUR_CALM = 11
@@ -57,8 +52,6 @@ class Reset(NamedTuple):
 
     stream: int
     code: int
-    is_ours: bool
-    """True if this side ended the stream."""
 
 
 class WindowOpened(NamedTuple):
@@ -136,10 +129,6 @@ class Codec(Protocol):
 
     def send_data(self, stream: int, data: bytes | memoryview) -> None:
         """Send `data`, which has at most `sendable` bytes, as DATA frames."""
-        ...
-
-    def end(self, stream: int) -> None:
-        """Half-close `stream`: this side sends nothing more on it."""
         ...
 
     def reset(self, stream: int, code: int) -> None:

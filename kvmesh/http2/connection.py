@@ -52,7 +52,6 @@ LINGER_S: Final = 5.0
 CONNECTION_WINDOW: Final = 4 << 20
 """Flow-control window of a connection, in bytes. It is granted again as bytes arrive: streams bound what waits."""
 
-
 LAST_STREAM_MAX: Final = 2**31 - 1
 """Number in a GOAWAY that leaves no stream out."""
 
@@ -204,11 +203,6 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(STOP_WRITING_S, self.reset, stream, ErrorCode.NO_ERROR)
         self.flush_soon()
 
-    def half_close(self, stream: int) -> None:
-        """Tell the peer that this side sends nothing more on `stream`."""
-        self._codec.end(stream)
-        self.flush_soon()
-
     def reset(self, stream: int, code: ErrorCode) -> None:
         """End `stream`."""
         if not self.is_lost:
@@ -327,6 +321,7 @@ class Connection(asyncio.Protocol):
             plain = self.tls.receive(data)
         except TlsFault as fault:
             self._transport.write(self.tls.take())
+            self._codec.take()  # what waits cannot be encrypted any more
             log.debug("TLS failed", extra={"peer": self.peer, "why": str(fault)})
             self.close(f"TLS: {fault}")
             return b""

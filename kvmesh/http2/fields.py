@@ -144,14 +144,6 @@ def parse_timeout(value: bytes) -> float:
     return int(digits) * _UNITS_S[unit]
 
 
-def timeout_field(seconds: float) -> tuple[bytes, bytes]:
-    """Return the grpc-timeout of a call that may take `seconds`."""
-    milliseconds = max(1, round(seconds * 1000))
-    if milliseconds < 10**TIMEOUT_DIGITS_MAX:
-        return b"grpc-timeout", b"%dm" % milliseconds
-    return b"grpc-timeout", b"%dS" % min(milliseconds // 1000, 10**TIMEOUT_DIGITS_MAX - 1)
-
-
 def metadata_of(fields: Fields) -> tuple[tuple[str, str | bytes], ...]:
     """Return the metadata of a call or of a status. Raises WireError for a "-bin" value that is no base64."""
     found: list[tuple[str, str | bytes]] = []

@@ -214,12 +214,6 @@ class H2Codec:
             out += _FRAME.pack(0, len(part), _DATA, 0, stream)
             out += part
 
-    def end(self, stream: int) -> None:
-        if self._is_over(stream):
-            return
-        self._h2.end_stream(stream)
-        self._note_closed()
-
     def reset(self, stream: int, code: int) -> None:
         if self._is_over(stream):
             return
@@ -267,7 +261,7 @@ def _data(event: Any) -> Event:
 
 
 def _reset(event: Any) -> Event:
-    return Reset(event.stream_id, int(event.error_code), not event.remote_reset)
+    return Reset(event.stream_id, int(event.error_code))
 
 
 def _settings(event: Any) -> Event:

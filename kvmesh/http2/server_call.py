@@ -15,7 +15,6 @@ from kvmesh.http2.fields import (
     CONTENT_TYPE,
     CallFields,
     Metadata,
-    fields_of,
     metadata_of,
     status_fields,
 )
@@ -128,10 +127,6 @@ class ServerCall:
         self._answer()
         await self.stream.write(message if self._serialize is None else self._serialize(message))
 
-    async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Send the first header block with `metadata`."""
-        self._answer(metadata)
-
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Send `metadata` with the status."""
         self._trailers = tuple(metadata)
@@ -227,10 +222,10 @@ class ServerCall:
         self.finish(error.code, str(error))
         return grpc.aio.AbortError(str(error))
 
-    def _answer(self, metadata: Metadata = ()) -> None:
+    def _answer(self) -> None:
         if not self._is_answered and not self.stream.is_closed:
             self._is_answered = True
-            self._connection.send_headers(self.stream.number, [*RESPONSE, *fields_of(metadata)])
+            self._connection.send_headers(self.stream.number, RESPONSE)
 
     def _on_deadline(self) -> None:
         self._deadline = None

@@ -117,7 +117,7 @@ def test_a_closed_stream_takes_resets_and_grants_without_an_effect() -> None:
     stream = pair.open()
     pair.client.reset(stream, ErrorCode.CANCEL)
     pair.move()
-    assert Reset(stream, ErrorCode.CANCEL, False) in pair.at_server
+    assert Reset(stream, ErrorCode.CANCEL) in pair.at_server
     for codec in (pair.client, pair.server):
         codec.reset(stream, ErrorCode.CANCEL)
         codec.grant(stream, 5)
