@@ -21,7 +21,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from kvmesh.http2.client import LinkCall, LinkChannel
+from kvmesh.http2.client import LinkCall, LinkChannel, LinkTls
 from kvmesh.http2.connection import ConnectionLimits
 from kvmesh.http2.tls import client_context
 from kvmesh.trust.server_credentials import ServerMaterial, ServerTls
@@ -258,3 +258,20 @@ async def test_a_peer_that_vanishes_in_the_handshake_leaves_nothing(
         with suppress(OSError):
             await writer.wait_closed()
         await until(lambda: not server._connections and not server._arriving)
+
+
+async def test_a_broken_record_ends_a_connection_with_output_on_its_way(certificates: Folder) -> None:
+    """What waits cannot be encrypted any more. The end of the connection is no error of the event loop."""
+    async with echoing(tls(certificates)) as (server, _, address):
+        link_tls = LinkTls(context(certificates), "frontend")
+        channel = LinkChannel(address, link_tls, message_bytes_max=-1, limits=LIMITS)
+        call = channel.stream_stream(f"/{SERVICE}/Both", bytes, bytes)()
+        await call.write(b"x")
+        assert await wait_for(call.read(), 10) == b"x"
+        (connection,) = server._connections  # the server's own set: no other way to this end
+        connection.ping()
+        connection.data_received(b"no TLS record at all")
+        assert connection.is_lost
+        assert await wait_for(call.read(), 10) is EOF
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        await channel.close()
