@@ -135,12 +135,19 @@ async def check_handoff(rig: Rig) -> None:
 
 async def check_release(rig: Rig) -> None:
     """A released handoff is lost for a later call. A second release is no error."""
+
+    async def held(count: int) -> None:
+        """Wait until the engine reports `count` handoffs, if it reports load. A release has no answer of its own."""
+        await rig.until(lambda: rig.sink.load is None or rig.sink.load.handoffs_held == count)
+
+    await held(0)
     context = await rig.run(21, call(CallKind.CONTEXT_ONLY, "c"))
     assert context.first is not None
     handoff = context.first.context_phase_params
+    await held(1)
     for _ in range(2):
         rig.engine.release(handoff)
-    await rig.until(lambda: rig.sink.load is None or not rig.sink.load.handoffs_held)
+    await held(0)
     generation = call(CallKind.GENERATION_ONLY, "g", context_phase_params=handoff, kv_peer=rig.kv_peer)
     heard = await rig.run(22, generation)
     assert heard.events == ["error"] and isinstance(heard.error, HandoffLost)
