@@ -16,8 +16,8 @@ import grpc
 
 from kvmesh.http2.codec import CodecLimits, ErrorCode, GoneAway, Headers
 from kvmesh.http2.connection import CONNECTION_WINDOW, Connection, ConnectionLimits
+from kvmesh.http2.direct_codec import DirectCodec
 from kvmesh.http2.fields import CONTENT_TYPE, is_grpc, status_of
-from kvmesh.http2.h2_codec import H2Codec
 from kvmesh.http2.messages import MessageReader, WireError
 from kvmesh.http2.server_call import EOF
 from kvmesh.http2.stream import Stream
@@ -249,7 +249,7 @@ class _ClientConnection(Connection):
         codec_limits = CodecLimits(
             streams_max=0, header_bytes_max=HEADER_BYTES_MAX, connection_window=CONNECTION_WINDOW
         )
-        super().__init__(H2Codec(codec_limits, is_client=True), limits, tls)
+        super().__init__(DirectCodec(codec_limits, is_client=True), limits, tls)
         self._message_bytes_max = message_bytes_max
         self._calls: dict[int, LinkCall] = {}
         self._open: asyncio.Future[None] = self._loop.create_future()

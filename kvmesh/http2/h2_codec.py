@@ -19,6 +19,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
+    InformationalResponseReceived,
     PingAckReceived,
     PingReceived,
     PriorityUpdated,
@@ -74,7 +75,7 @@ HEADER_TABLE_BYTES_MAX: Final = 4_096
 SETTINGS_MAX: Final = 32
 """SETTINGS frames that are taken at once: each may move the windows of a thousand streams."""
 
-_FRAME: Final = struct.Struct(">BHBBI")
+FRAME: Final = struct.Struct(">BHBBI")
 """Header of a frame: high byte and low bytes of the length, type, flags, stream (RFC 9113, 4.1)."""
 
 _DATA: Final = 0
@@ -167,7 +168,7 @@ class H2Codec:
     def receive(self, data: bytes) -> Sequence[Event]:
         self._h2.settings_left = SETTINGS_MAX
         try:
-            received = self._h2.receive_data(data)
+            return self._received(data)
         except ProtocolError as error:
             code = int(getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR))
             raise ProtocolFault(code, str(error) or type(error).__name__) from None
@@ -175,14 +176,17 @@ class H2Codec:
             # h2 leaves some errors of hyperframe and hpack untranslated. They are the peer's in any case.
             self.go_away(self._h2.highest_inbound_stream_id, ErrorCode.PROTOCOL_ERROR)
             raise ProtocolFault(ErrorCode.PROTOCOL_ERROR, f"{type(error).__name__}: {error}") from None
-        events: list[Event] = []
-        for each in received:
-            translate = _TRANSLATIONS.get(type(each))
-            if translate is not None:
-                events.append(translate(each))
-            if type(each) is StreamReset:
-                self._note_closed()
-        return events
+
+    def _received(self, data: bytes) -> Sequence[Event]:
+        """Take bytes of the peer. Raises h2's errors."""
+        events = (self._translated(each) for each in self._h2.receive_data(data))
+        return [each for each in events if each is not None]
+
+    def _translated(self, received: H2Event) -> Event | None:
+        if type(received) is StreamReset:
+            self._note_closed()
+        translate = _TRANSLATIONS.get(type(received))
+        return translate(received) if translate is not None else None
 
     def new_stream(self) -> int:
         return self._h2.get_next_available_stream_id()
@@ -205,13 +209,13 @@ class H2Codec:
         h2.streams[stream].outbound_flow_control_window -= size
         h2.outbound_flow_control_window -= size
         if size <= FRAME_BYTES_MAX:
-            out += _FRAME.pack(0, size, _DATA, 0, stream)
+            out += FRAME.pack(0, size, _DATA, 0, stream)
             out += data
             return
         view = memoryview(data)
         for at in range(0, size, FRAME_BYTES_MAX):
             part = view[at : at + FRAME_BYTES_MAX]
-            out += _FRAME.pack(0, len(part), _DATA, 0, stream)
+            out += FRAME.pack(0, len(part), _DATA, 0, stream)
             out += part
 
     def reset(self, stream: int, code: int) -> None:
@@ -278,6 +282,7 @@ _TRANSLATIONS: Final[dict[type[H2Event], Callable[[Any], Event]]] = {
     RequestReceived: _headers,
     ResponseReceived: _headers,
     TrailersReceived: _headers,
+    InformationalResponseReceived: lambda _: Control.OTHER,
     DataReceived: _data,
     StreamReset: _reset,
     WindowUpdated: _window,

@@ -16,7 +16,7 @@ import grpc
 
 from kvmesh.http2.codec import CodecLimits
 from kvmesh.http2.connection import CONNECTION_WINDOW, ConnectionLimits
-from kvmesh.http2.h2_codec import H2Codec
+from kvmesh.http2.direct_codec import DirectCodec
 from kvmesh.http2.server_connection import CallLimits, ServerConnection
 from kvmesh.http2.tls import ServerContexts, TlsEnd
 from kvmesh.trust.server_credentials import ServerTls
@@ -195,7 +195,7 @@ class BatchedServer:
     def _connection(self, contexts: ServerContexts | None) -> ServerConnection:
         tls = None if contexts is None else TlsEnd(contexts.context(), is_server=True)
         return ServerConnection(
-            H2Codec(self._codec_limits, is_client=False),
+            DirectCodec(self._codec_limits, is_client=False),
             self._limits.connections,
             self._limits.calls,
             tls,
