@@ -86,14 +86,19 @@ class LinkChannel:
 
     async def close(self, _: float | None = None) -> None:
         """End the connection and its calls."""
+        self.abort()
+        if self._connecting is not None:
+            await asyncio.gather(self._connecting, return_exceptions=True)
+
+    def abort(self) -> None:
+        """End the connection and its calls, without waiting for it."""
         connecting = self._connecting
         if connecting is None:
             return
         if not connecting.done():
             connecting.cancel()
-        (result,) = await asyncio.gather(connecting, return_exceptions=True)
-        if isinstance(result, _ClientConnection):
-            result.abort("the channel was closed")
+        elif not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().abort("the channel was closed")
 
     async def _connect(self) -> _ClientConnection:
         """Return the connection. Raises OSError."""
@@ -105,7 +110,8 @@ class LinkChannel:
             return _ClientConnection(self._limits, end, self._message_bytes_max)
 
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
+        async with asyncio.timeout(self._limits.handshake_s):  # TCP itself repeats a lost SYN for two minutes
+            _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
         try:
             await connection.opened()
         except BaseException:
@@ -148,6 +154,14 @@ class LinkCall:
         if stream is None:
             raise grpc.aio.UsageError("the call is over")
         await stream.write(self._serialize(message))
+
+    async def done_writing(self) -> None:
+        """Tell the peer that no message follows. Raises grpc.aio.UsageError: the call is over."""
+        stream = await self._started()
+        if stream is None:
+            raise grpc.aio.UsageError("the call is over")
+        await stream.drained()
+        stream.half_close()
 
     async def read(self) -> Any:
         """Return the next message, or EOF. Raises asyncio.CancelledError if this side cancelled the call."""

@@ -131,6 +131,10 @@ class Codec(Protocol):
         """Send `data`, which has at most `sendable` bytes, as DATA frames."""
         ...
 
+    def half_close(self, stream: int) -> None:
+        """Send an empty DATA frame that ends this side of `stream`. A closed stream is ignored."""
+        ...
+
     def reset(self, stream: int, code: int) -> None:
         """End `stream` with RST_STREAM. A stream that is closed is ignored."""
         ...

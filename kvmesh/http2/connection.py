@@ -196,6 +196,11 @@ class Connection(asyncio.Protocol):
         self._codec.send_headers(stream, fields, is_end=is_end)
         self.flush_soon()
 
+    def half_close(self, stream: int) -> None:
+        """Send the end of this side of `stream`."""
+        self._codec.half_close(stream)
+        self.flush_soon()
+
     def send_last(self, stream: int, fields: Fields, *, is_reset_too: bool) -> None:
         """Send trailers. `is_reset_too`: the peer has not ended its side, and is told to stop a moment later."""
         self._codec.send_headers(stream, fields, is_end=True)

@@ -218,6 +218,10 @@ class H2Codec:
             out += FRAME.pack(0, len(part), _DATA, 0, stream)
             out += part
 
+    def half_close(self, stream: int) -> None:
+        if not self._is_over(stream):
+            self._h2.end_stream(stream)
+
     def reset(self, stream: int, code: int) -> None:
         if self._is_over(stream):
             return

@@ -35,6 +35,10 @@ class Carrier(Protocol):
         """Send `data`, which has at most `sendable` bytes."""
         ...
 
+    def half_close(self, stream: int) -> None:
+        """Send the end of this side of `stream`."""
+        ...
+
     def send_last(self, stream: int, fields: Fields, *, is_reset_too: bool) -> None:
         """Send trailers."""
         ...
@@ -180,6 +184,12 @@ class Stream:
             self._connection.stall(self)
         else:
             self._send_last()
+
+    def half_close(self) -> None:
+        """Send the end of this side. No output may wait. Raises grpc.aio.UsageError if the call is over."""
+        if self.is_closed:
+            raise grpc.aio.UsageError("the call is over")
+        self._connection.half_close(self.number)
 
     def push(self) -> bool:
         """Send waiting output as far as the windows allow, at most PUSH_BYTES. Return True if more can be sent now."""

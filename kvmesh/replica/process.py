@@ -34,7 +34,7 @@ from kvmesh.replica.options import ReplicaOptions, ReplicaRole
 from kvmesh.replica.quarantine_file import QuarantineFile
 from kvmesh.replica.shell import ReplicaCore, ReplicaShell
 from kvmesh.replica.vocabulary import vocabulary_fault
-from kvmesh.server import ListenError
+from kvmesh.server import BATCHED, ListenError
 from kvmesh.snapshot.identity import Identity
 from kvmesh.telemetry import Tracing
 from kvmesh.tokenizer_digest import tokenizer_digest, tokenizer_of
@@ -82,7 +82,7 @@ def main(role: ReplicaRole, build: Build, arguments: Sequence[str] | None = None
 
 async def _serve(options: ReplicaOptions, build: Build) -> None:
     version, trust = options.pool_settings.version, Trust(options.config, options.role)
-    client = TritonClient(options.engine)
+    client = TritonClient(options.engine, has_linked_streams=options.config.mesh.hops == BATCHED)
     try:
         await client.wait_ready(ENGINE_WAIT_S)
         reader = FactsReader(

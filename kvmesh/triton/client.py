@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import grpc
 from tritonclient.grpc import InferInput, service_pb2, service_pb2_grpc
@@ -18,6 +19,7 @@ from kvmesh.triton import capabilities, errors
 from kvmesh.triton.capabilities import ModelFacts
 from kvmesh.triton.errors import CallError, EngineLost
 from kvmesh.triton.fact_sources import NO_METRICS, NOTHING, ConfiguredFacts, MetricsFound
+from kvmesh.triton.linked_stream import LinkedStream
 
 MODEL: Final = "tensorrt_llm"
 UNARY_TIMEOUT_S: Final = 5.0
@@ -58,21 +60,23 @@ class Responses(Protocol):
 class TritonClient:
     """Calls of a service to the Triton server at `address`. The creator must `close` it."""
 
-    def __init__(self, address: str, model: str = MODEL) -> None:
+    def __init__(self, address: str, model: str = MODEL, *, has_linked_streams: bool = False) -> None:
+        """`has_linked_streams`: subscriptions and exchanges run on the batched transport."""
         self.address = address
         self.model = model
+        self.has_linked_streams = has_linked_streams
         self._open()
 
     async def close(self) -> None:
         """Close the channel. Its streams break."""
-        await _close(self._channel, self._writing)
+        await _close(self._channel, self._writing, self._linked)
 
     def reconnect(self) -> Coroutine[Any, Any, None]:
         """Use a new channel from now on. The returned coroutine closes the old channel, and its streams break.
 
         This is for a server that was silent. TCP may wait many seconds on the old connection before a retransmission.
         """
-        closing = _close(self._channel, self._writing)
+        closing = _close(self._channel, self._writing, self._linked)
         self._open()
         return closing
 
@@ -152,13 +156,20 @@ class TritonClient:
         request = _request(self.model, inputs, request_id, parameters)
         return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request, self._writing)
 
+    def subscribe(
+        self, inputs: list[InferInput], *, request_id: str, parameters: dict[str, str] | None
+    ) -> Responses:
+        """Open a stream for one request with many responses. As `stream`."""
+        request = _request(self.model, inputs, request_id, parameters)
+        return _Responses(self._long_call(), request, self._writing)
+
     def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any:
         """Return a request for an exchange."""
         return _request(self.model, inputs, request_id, parameters)
 
     def exchange(self) -> Exchange:
         """Open a stream for many requests. Must run on the event loop. The caller must cancel it in every case."""
-        return Exchange(self._stub.ModelStreamInfer())
+        return Exchange(self._long_call())
 
     async def request_once(
         self,
@@ -175,18 +186,31 @@ class TritonClient:
             async for _ in responses:
                 pass
 
+    def _long_call(self) -> Any:
+        """Return a call of ModelStreamInfer for many messages."""
+        if not self.has_linked_streams:
+            return self._stub.ModelStreamInfer()
+        stream = LinkedStream(self.address, _MESSAGE_BYTES_MAX)
+        self._linked.add(stream)
+        return stream
+
     def _open(self) -> None:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._writing: set[asyncio.Timeout] = set()
         """Writes of requests to this channel, under way."""
+        self._linked: WeakSet[LinkedStream] = WeakSet()
 
 
-async def _close(channel: grpc.aio.Channel, writing: set[asyncio.Timeout]) -> None:
-    """Close `channel`, and let each stream that is `writing` go on to its read. There the end is an error.
+async def _close(
+    channel: grpc.aio.Channel, writing: set[asyncio.Timeout], linked: WeakSet[LinkedStream]
+) -> None:
+    """Close `channel` and the `linked` streams, and let each stream that is `writing` go on to its read. There the end is an error.
 
     grpc.aio waits for ever to write to a call that was cancelled before it was connected.
     """
+    for stream in list(linked):
+        stream.drop()
     await channel.close(None)
     while writing:
         writing.pop().reschedule(0.0)

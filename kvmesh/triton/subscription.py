@@ -56,7 +56,7 @@ class Subscription:
         logged, what = "", self._what
         while True:
             try:
-                stream = self._client.stream(
+                stream = self._client.subscribe(
                     self._tensors.of_service(), parameters=self._policy.open(), request_id=what
                 )
                 async with opened(stream):

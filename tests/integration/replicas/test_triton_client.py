@@ -23,6 +23,7 @@ from tests.patience import patience
 CALL = EngineCall(
     CallKind.GENERATION_ONLY, "r-1", frames.pack_ids([5, 6]), 4, context_phase_params=b"h", kv_peer="a:1"
 )
+both = pytest.mark.parametrize("linked", [False, True], ids=["grpcio", "linked"])
 INPUTS = frozenset({"input_ids", "input_lengths", "request_output_len", "streaming"})
 
 
@@ -52,13 +53,13 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
 
 @asynccontextmanager
-async def serving(triton: Triton) -> AsyncIterator[TritonClient]:
+async def serving(triton: Triton, *, has_linked_streams: bool = False) -> AsyncIterator[TritonClient]:
     """Yield a client of `triton`."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = TritonClient(f"127.0.0.1:{port}")
+    client = TritonClient(f"127.0.0.1:{port}", has_linked_streams=has_linked_streams)
     try:
         yield client
     finally:
@@ -67,8 +68,10 @@ async def serving(triton: Triton) -> AsyncIterator[TritonClient]:
 
 
 def stream(client: TritonClient, timeout_s: float = 10.0) -> Any:
-    """Open a stream for CALL."""
+    """Open a stream for CALL, as a subscription where those are linked."""
     inputs = RequestTensors(INPUTS).of_call(CALL)
+    if client.has_linked_streams:
+        return client.subscribe(inputs, request_id=CALL.request_id, parameters=parameters_of(CALL))
     return client.stream(
         inputs, request_id=CALL.request_id, parameters=parameters_of(CALL), timeout_s=timeout_s
     )
@@ -82,10 +85,14 @@ async def two(context: Any) -> AsyncIterator[Any]:
         )
 
 
-async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
+@both
+async def test_a_stream_carries_one_request_and_is_half_closed(linked: bool) -> None:
     """Id, parameters, tensors and their bytes arrive unchanged; every response comes back, then the end."""
     triton = Triton(two)
-    async with serving(triton) as client, opened(stream(client)) as responses:
+    async with (
+        serving(triton, has_linked_streams=linked) as client,
+        opened(stream(client)) as responses,
+    ):
         versions = [response.model_version async for response in responses]
         assert versions == ["0", "1"]
         (request,) = triton.requests
@@ -99,7 +106,8 @@ async def test_a_stream_carries_one_request_and_is_half_closed() -> None:
         assert [list(one.shape) for one in request.inputs if one.name == "input_ids"] == [[1, 2]]
 
 
-async def test_an_error_message_without_a_code_is_typed_by_its_text() -> None:
+@both
+async def test_an_error_message_without_a_code_is_typed_by_its_text(linked: bool) -> None:
     """The message ends the iteration with a typed error, for any messages after it."""
 
     async def refuse(context: Any) -> AsyncIterator[Any]:
@@ -107,7 +115,7 @@ async def test_an_error_message_without_a_code_is_typed_by_its_text() -> None:
         await asyncio.Event().wait()
 
     triton = Triton(refuse)
-    async with serving(triton) as client:
+    async with serving(triton, has_linked_streams=linked) as client:
         with pytest.raises(HandoffLost, match="gone"):
             async with opened(stream(client)) as responses:
                 await anext(responses)
@@ -118,7 +126,10 @@ async def test_an_error_message_without_a_code_is_typed_by_its_text() -> None:
     ("code", "kind"),
     [(grpc.StatusCode.UNAVAILABLE, EngineLost), (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest)],
 )
-async def test_a_status_is_typed_by_its_code(code: grpc.StatusCode, kind: type[CallError]) -> None:
+@both
+async def test_a_status_is_typed_by_its_code(
+    code: grpc.StatusCode, kind: type[CallError], linked: bool
+) -> None:
     """Also after responses."""
 
     async def abort(context: Any) -> AsyncIterator[Any]:
@@ -126,7 +137,10 @@ async def test_a_status_is_typed_by_its_code(code: grpc.StatusCode, kind: type[C
             yield response
         await context.abort(code, "no")
 
-    async with serving(Triton(abort)) as client, opened(stream(client)) as responses:
+    async with (
+        serving(Triton(abort), has_linked_streams=linked) as client,
+        opened(stream(client)) as responses,
+    ):
         await anext(responses)
         await anext(responses)
         with pytest.raises(kind):
@@ -140,11 +154,12 @@ async def test_a_call_that_ends_before_its_request_has_a_typed_error() -> None:
         await until(responses._call.done, 5.0, "the call is over")
         with pytest.raises(EngineStalled):
             await anext(responses)
-    gone = TritonClient("127.0.0.1:1")
-    with pytest.raises(EngineLost):
-        async with opened(stream(gone)) as responses:
-            await anext(responses)
-    await gone.close()
+    for linked in (False, True):
+        gone = TritonClient("127.0.0.1:1", has_linked_streams=linked)
+        with pytest.raises(EngineLost):
+            async with opened(stream(gone)) as responses:
+                await anext(responses)
+        await gone.close()
 
 
 class Breaking:
@@ -181,12 +196,13 @@ async def test_a_transport_that_breaks_during_a_request_loses_the_engine(operati
 
 
 @pytest.mark.parametrize("ends", ["reconnect", "reconnect later", "close"])
-async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends: str) -> None:
+@both
+async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends: str, linked: bool) -> None:
     """The peer takes the connection and says nothing. A stream may begin between a reconnect and the end of its channel."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(10.0)
-        client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}")
-        async with opened(client.stream([], request_id="load_report")) as responses:
+        client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}", has_linked_streams=linked)
+        async with opened(client.subscribe([], request_id="load_report", parameters={})) as responses:
             reading = asyncio.ensure_future(anext(responses))
             if ends == "reconnect later":
                 closing = client.reconnect()
@@ -200,7 +216,8 @@ async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends:
 
 
 @pytest.mark.parametrize("when", ["unread", "writing", "reading", "answered"])
-async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str) -> None:
+@both
+async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str, linked: bool) -> None:
     """At any moment: the call ends, the server sees at most one cancellation, and no task is left."""
 
     async def hold(context: Any) -> AsyncIterator[Any]:
@@ -210,7 +227,7 @@ async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str) -> None:
         await asyncio.Event().wait()
 
     triton = Triton(hold)
-    async with serving(triton) as client:
+    async with serving(triton, has_linked_streams=linked) as client:
         before = asyncio.all_tasks()
         responses = stream(client)
         async with opened(responses):
@@ -224,7 +241,7 @@ async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str) -> None:
             reading.cancel()
             await asyncio.wait([reading])
         responses.cancel()
-        assert responses._call.done()
+        assert linked or responses._call.done()
         if when in ("reading", "answered"):
             await until(lambda: triton.cancelled == 1, 5.0, "the server hears of the cancel")
         await until(lambda: not _client_tasks(before), 5.0, "no task is left")
@@ -232,7 +249,8 @@ async def test_a_cancel_ends_the_call_once_and_leaks_nothing(when: str) -> None:
 
 def _client_tasks(before: set[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
     new = asyncio.all_tasks() - before - {asyncio.current_task()}
-    return [task for task in new if "_prepare_rpc" in repr(task) or "_read" in repr(task)]
+    own = ("_prepare_rpc", "_read", "connect:", "call:")
+    return [task for task in new if any(name in repr(task) for name in own)]
 
 
 async def _read(responses: Any, count: int) -> None:
