@@ -17,6 +17,7 @@ from kvmesh import blocks
 from kvmesh.clock import Clock, MonotonicClock
 from kvmesh.prefix_index import events
 from kvmesh.prefix_index.events import Batch, EventError, SnapshotHead
+from kvmesh.redis_dedicated_link import field_of
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.tasks import persist
 from services.router.cooperative_yield import CooperativeYield
@@ -63,6 +64,7 @@ class IndexReader:
         self.is_caught_up = False
         """True once every replica of `set_replicas` was loaded, or was found to have no snapshot."""
         self._redis = redis
+        self._reads = redis.dedicated()
         self._mesh = mesh
         self._stream = key(mesh, "kv")
         self._local_index = local_index
@@ -99,7 +101,10 @@ class IndexReader:
 
     async def run(self) -> None:
         """Read until cancelled. No answer of Redis ends it."""
-        await persist(self._follow, "index-reader", pause_s=RETRY_PAUSE_S)
+        try:
+            await persist(self._follow, "index-reader", pause_s=RETRY_PAUSE_S)
+        finally:
+            self._reads.close()
 
     async def _follow(self) -> None:
         await self._maintain(MAINTENANCE_S)  # also while Redis is unavailable
@@ -141,7 +146,7 @@ class IndexReader:
         # Replicas may be set at any moment of the wait: a router that starts learns them just after it has begun.
         timeout_ms = BLOCK_MS if self._wanted and not self._missing() else BLOCK_MS // 10
         waiting = ("BLOCK", timeout_ms) if may_wait and not self._local_index.needs_maintenance else ()
-        answer = await self._redis.execute(
+        answer = await self._reads.execute(
             *("XREAD", "COUNT", READ_COUNT, *waiting),
             *("STREAMS", self._stream, events.format_stream_id(self._position)),
         )
@@ -297,7 +302,7 @@ class IndexReader:
         """Apply entries in (start, position] of `names`. Return the replicas that still miss events."""
         incomplete: set[str] = set()
         while start < self._position:
-            entries = await self._redis.execute(
+            entries = await self._reads.execute(
                 *("XRANGE", self._stream, f"({events.format_stream_id(start)}"),
                 *(events.format_stream_id(self._position), "COUNT", READ_COUNT),
             )
@@ -320,7 +325,7 @@ class IndexReader:
             try:
                 yield (
                     events.parse_stream_id(raw_id),
-                    events.decode_batch((fields or {}).get(events.FIELD, b"")),
+                    events.decode_batch(field_of(fields, events.FIELD)),
                 )
             except EventError as error:
                 self.unreadable_total += 1

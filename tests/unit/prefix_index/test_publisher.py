@@ -55,6 +55,12 @@ class MemoryRedis:
         self.commands: list[int] = []
         """Number of commands in each."""
 
+    def dedicated(self) -> MemoryRedis:
+        return self
+
+    def close(self) -> None:
+        pass
+
     async def execute(self, *command: Any) -> Any:
         await asyncio.sleep(0)
         self.before()

@@ -44,6 +44,12 @@ class StoredRedis:
             for index in range(READ_COUNT - 1)
         ]
 
+    def dedicated(self) -> StoredRedis:
+        return self
+
+    def close(self) -> None:
+        pass
+
     async def execute(self, *command: Any) -> Any:
         if command[0] == "GETRANGE":
             return self.snapshot[command[2] : command[3] + 1]

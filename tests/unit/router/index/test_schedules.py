@@ -83,6 +83,12 @@ class WildRedis:
             self.break_total += 1
             raise RedisUnavailable("it is away")
 
+    def dedicated(self) -> WildRedis:
+        return self
+
+    def close(self) -> None:
+        pass
+
     async def execute(self, *command: Any) -> Any:
         await asyncio.sleep(0)
         if self.is_wild:
