@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 """Folder with the packages; relative paths of the configuration start here."""
 
 
-TRANSPORTS: Final = ("grpcio", "batched")
+TRANSPORTS: Final = ("batched", "grpcio")
 """grpcio writes each message by itself; batched writes once per connection and turn of the event loop (kvmesh.http2)."""
 
 
@@ -62,10 +62,11 @@ class Mesh(Section, frozen=True, kw_only=True):
     hops: Annotated[
         str,
         Allowed(
-            "Transport between the services. Both speak gRPC, so processes may differ. `batched` takes less CPU.",
+            "Transport between the services, and of the long streams to engines. Both speak gRPC, so processes may differ. "
+            "`batched` takes less CPU.",
             choices=TRANSPORTS,
         ),
-    ] = "grpcio"
+    ] = "batched"
 
     @property
     def model_path(self) -> Path:
@@ -346,7 +347,7 @@ class Frontend(Section, frozen=True, kw_only=True):
             "Transport to the clients. Clients see no difference. `batched` takes a fraction of the CPU per token.",
             choices=TRANSPORTS,
         ),
-    ] = "grpcio"
+    ] = "batched"
     replicas: Annotated[int, Allowed("Frontends that `kvmesh up` starts.", 1, 16)] = 1
     port: Annotated[
         int,

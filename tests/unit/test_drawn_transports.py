@@ -28,10 +28,10 @@ def test_options_and_explicit_settings_are_kept() -> None:
     fixed = Draw("seed", "batched", "grpcio", "off")
     assert {chosen(fixed, f"{number}.py") for number in range(20)} == {("batched", "grpcio", False)}
     tables: dict[str, dict[str, object]] = {
-        "frontend": {"edge": "batched"},
-        "mesh": {"hops": "batched"},
+        "frontend": {"edge": "grpcio"},
+        "mesh": {"hops": "grpcio"},
         "engine": {"step_frames": False},
     }
     assert {chosen(Draw("seed"), f"{number}.py", tables) for number in range(20)} == {
-        ("batched", "batched", False)
+        ("grpcio", "grpcio", False)
     }
