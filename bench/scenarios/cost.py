@@ -17,10 +17,10 @@ from bench.variants import VARIANTS, Variant, interleaved
 from bench.windows import LONG_SEQUENCES, SETTLE_S, Case, Pace, SystemUnderTest, growth
 
 CASES = (Case(128, 20), Case(64, 20))
-MEMORY_CASE = Case(256, 50)
-"""It comes first: memory per stream is the growth of a process that had few streams before."""
-START_S = 3.0
-"""Time in which a started process returns the memory of its start."""
+MEMORY_STEP_MS = 500
+FIRST_STREAMS, FURTHER_STREAMS = 200, 800
+"""The first streams take the memory that a process freed after its start. Memory per stream is the growth by the others."""
+MEMORY_CASE = f"{FURTHER_STREAMS} streams more"
 PATH_CASES = (Case(64, 20),)
 """Two cores carry no whole mesh of the old variant with 128 streams."""
 PAIRS, QUICK_PAIRS = 40, 20
@@ -61,9 +61,8 @@ def _measure_alone(
         alone = [
             kind(results, pace, fleet, variant) for fleet, variant in zip((old, new), VARIANTS, strict=True)
         ]
-        time.sleep(START_S)
         for one in alone:
-            one.measure(MEMORY_CASE, is_first=True)
+            one.memory()
         for case in CASES:
             for one in interleaved(alone, rounds):
                 one.measure(case)
@@ -84,10 +83,15 @@ class FrontendAlone:
             results, pace, frontend, client, way=f"frontend alone, {variant.label}"
         )
 
-    def measure(self, case: Case, *, is_first: bool = False) -> None:
-        """Measure a case. `is_first`: the process had fewer streams before, so memory is measured too."""
+    def measure(self, case: Case) -> None:
+        """Measure CPU per token."""
         self._source.ask("pace", step_ms=case.step_ms, phases=1)
-        self._tested.streams(case, [self._source], sees_frames=False, is_first=is_first)
+        self._tested.streams(case, [self._source], sees_frames=False, is_first=False)
+
+    def memory(self) -> None:
+        """Measure memory per stream."""
+        self._source.ask("pace", step_ms=MEMORY_STEP_MS, phases=1)
+        _measure_memory(self._tested)
 
 
 class RouterAlone:
@@ -101,10 +105,25 @@ class RouterAlone:
         sink = fleet.start_ready("sink", "bench.sink", target=process.address)
         self._tested = SystemUnderTest(results, pace, process, sink, way=f"router alone, {variant.label}")
 
-    def measure(self, case: Case, *, is_first: bool = False) -> None:
-        """Measure a case. `is_first`: the process had fewer streams before, so memory is measured too."""
+    def measure(self, case: Case) -> None:
+        """Measure CPU per token."""
         router.ask_pace(self._sources, case.step_ms)
-        self._tested.streams(case, self._sources[1:], is_first=is_first)
+        self._tested.streams(case, self._sources[1:], is_first=False)
+
+    def memory(self) -> None:
+        """Measure memory per stream."""
+        router.ask_pace(self._sources, MEMORY_STEP_MS)
+        _measure_memory(self._tested)
+
+
+def _measure_memory(tested: SystemUnderTest) -> None:
+    tested.open(Case(FIRST_STREAMS, MEMORY_STEP_MS))
+    before = accounting.rss_bytes(tested.process.pid)
+    tested.open(Case(FURTHER_STREAMS, MEMORY_STEP_MS))
+    time.sleep(4 * MEMORY_STEP_MS / 1e3)  # each stream had some tokens
+    grown = accounting.rss_bytes(tested.process.pid) - before
+    tested.add(MEMORY_CASE, aims.STREAM_BYTES, "KB", grown / FURTHER_STREAMS / 1e3)
+    tested.end(MEMORY_CASE)
 
 
 class WholePath:
