@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench import control
+from bench.control import Handler
 
 OPEN_TIMEOUT_S = 30.0
 FAULTS_KEPT = 5
@@ -55,12 +56,13 @@ class Load(Protocol):
         ...
 
 
-async def serve_load(load: Load, seed: int) -> None:
+async def serve_load(load: Load, seed: int, *handlers: Handler) -> None:
     """Serve the commands of the bench until stdin ends. A request has {prompt} prompt and {tokens} output tokens.
 
     open: hold {streams} requests open. The answer comes when each has its first token.
     rate: open-loop load until `close`. Poisson arrivals, {per_s} a second on average, do not wait for earlier requests.
     counters: return the totals. forgive: reset the failures. close: stop arrivals and cancel all requests.
+    `handlers`: further commands.
     """
     draw = random.Random(seed)
     arrivals: asyncio.Task[None] | None = None
@@ -100,7 +102,7 @@ async def serve_load(load: Load, seed: int) -> None:
         await load.close()
 
     try:
-        await control.serve_commands(open_, rate, counters, forgive, close)
+        await control.serve_commands(open_, rate, counters, forgive, close, *handlers)
     finally:
         if arrivals is not None:
             arrivals.cancel()

@@ -40,18 +40,19 @@ def selected(only: str, names: Iterable[str], option: str = "--only") -> list[st
 
 
 def repeated(
-    cases: Sequence[Case], repeats: int, console: Console
+    cases: Sequence[Case], repeats: int, console: Console, *, turns_around: bool = False
 ) -> Iterator[tuple[Case, int, Callable[[str], None]]]:
     """Yield every case in every repeat: the case, the repeat from 0, and a call that sets the text of the progress bar.
 
     Repeats are the outer loop, so a noisy minute spoils one value of each case, not all values of one case.
+    `turns_around`: every second repeat has the reverse order, so that a slow drift burdens all cases alike.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=repeats * len(cases))
 
         for repeat in range(repeats):
-            for case in cases:
+            for case in cases[::-1] if turns_around and repeat % 2 else cases:
 
                 def say(doing: str, case: Case = case, repeat: int = repeat) -> None:
                     progress.update(task, description=f"{case}, {repeat + 1} of {repeats}: {doing}")

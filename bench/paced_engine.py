@@ -21,6 +21,7 @@ from simulator.lru import BlockCache
 
 HOLD_S: Final = 1.0
 """A handoff is dropped after this time: no decode engine pulls its blocks."""
+KV_BLOCKS: Final = 60_000
 LOG_PROB: Final = -0.5
 
 
@@ -28,7 +29,7 @@ LOG_PROB: Final = -0.5
 class EngineSize:
     """Size of the cache and of its blocks, with the salt of the block hashes."""
 
-    kv_blocks: int = 60_000
+    kv_blocks: int = KV_BLOCKS
     block_tokens: int = 32
     salt: str = ""
 
@@ -71,9 +72,7 @@ class PacedEngine:
         """Take a request and return its first output. Raises EngineError for a handoff of this boot that is not held."""
         if request.kind is RequestKind.GENERATION_ONLY:
             self._pull(request.context_phase_params)
-        reserved = blocks.count_for(
-            len(request.prompt) + request.output_tokens_max, self._size.block_tokens
-        )
+        reserved = blocks.count_for(len(request.prompt) + request.output_tokens_max, self._size.block_tokens)
         run = _Run(request, reserved)
         fresh = self._append(run, request.prompt.astype("<i4").tobytes())
         reused = self._cache.depth(run.hashes)
@@ -119,9 +118,7 @@ class PacedEngine:
 
     def snapshot(self) -> list[BlocksStored]:
         """Return the cached blocks, parents before children."""
-        return [
-            BlocksStored(parent, ((value, tokens),)) for value, (parent, tokens) in self._held.items()
-        ]
+        return [BlocksStored(parent, ((value, tokens),)) for value, (parent, tokens) in self._held.items()]
 
     def load(self) -> LoadReport:
         """Return the load report."""

@@ -21,12 +21,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bench import control
 from bench.engines import BLOCK_TOKENS, MODEL_VERSION
-from bench.paced_engine import EngineSize, PacedEngine
+from bench.paced_engine import KV_BLOCKS, EngineSize, PacedEngine
 from engines.contract import errors, model_repository, request_parsing, step_frames
 from engines.contract.errors import EngineError
 from engines.contract.outputs import RequestOutput
 from engines.contract.publisher import Publisher
-from engines.contract.request import ControlRequest, RequestLimits
+from engines.contract.request import ControlRequest, RequestKind, RequestLimits
 from engines.contract.step_frames import SlotProgress
 from engines.contract.step_streams import SlotStream, StepStream, StepStreams
 from engines.contract.tensors import INPUTS, MODEL_NAME, OUTPUTS, STEP_FRAME
@@ -44,7 +44,8 @@ _DTYPES: Final = {
     "BOOL": np.bool_,
     "UINT8": np.uint8,
 }
-_LIMITS: Final = RequestLimits(VOCABULARY, 8192)
+SEQUENCE_TOKENS_MAX: Final = 8192
+_LIMITS: Final = RequestLimits(VOCABULARY, SEQUENCE_TOKENS_MAX)
 
 
 def model_config(size: EngineSize, limits: RequestLimits = _LIMITS) -> Any:
@@ -248,9 +249,7 @@ class StubEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def _take(self, request: Any, exchange: Exchange, keys: list[int]) -> None:
         """Take one request. `keys` gets those of step streams and subscriptions. Raises EngineError."""
-        tensors = dict(
-            zip((one.name for one in request.inputs), range(len(request.inputs)), strict=True)
-        )
+        tensors = dict(zip((one.name for one in request.inputs), range(len(request.inputs)), strict=True))
 
         def tensor(name: str) -> npt.NDArray[Any] | None:
             if name not in tensors:
@@ -298,7 +297,7 @@ class StubEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def _generate(
         self,
-        kind: request_parsing.RequestKind,
+        kind: RequestKind,
         request_id: str,
         parameters: str,
         tensor: request_parsing.TensorLookup,
@@ -329,8 +328,8 @@ class StubEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 async def serve(
     step_ms: float = 20.0,
-    kv_blocks: int = EngineSize.kv_blocks,
-    max_sequence_tokens: int = _LIMITS.max_sequence_tokens,
+    kv_blocks: int = KV_BLOCKS,
+    max_sequence_tokens: int = SEQUENCE_TOKENS_MAX,
     salt: str = MODEL_VERSION,
 ) -> None:
     """Serve until stdin ends."""

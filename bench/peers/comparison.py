@@ -67,11 +67,16 @@ def compare(
     run: Callable[[Play, int, Callable[[str], None]], Any],
     line: Callable[[Any], str],
     save: Callable[[], None],
+    *,
+    turns_around: bool = False,
 ) -> None:
-    """Run every case `repeats` times. `save` after each run keeps the figures if a later run is interrupted."""
+    """Run every case `repeats` times. `save` after each run keeps the figures if a later run is interrupted.
+
+    `turns_around`: see options.repeated.
+    """
     console = Console(stderr=True)
     started_s = time.monotonic()
-    for case, repeat, say in options.repeated(cases, repeats, console):
+    for case, repeat, say in options.repeated(cases, repeats, console, turns_around=turns_around):
         try:
             figures = run(case.play, repeat, say)
         except BenchError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -105,7 +105,7 @@ def _play_mesh(fleet: Fleet, plan: Plan, seed: int) -> Sequence[PlayedTurn]:
 def _routed(installed: Installed) -> Played:
     def play(fleet: Fleet, plan: Plan, seed: int) -> Sequence[PlayedTurn]:
         order = "shortest" if installed.policy is SHORTEST else "fifo"
-        options = {"interval_s": STEP_S, "blocks": PREFILL_BLOCKS, "order": order}
+        options: dict[str, Any] = {"interval_s": STEP_S, "blocks": PREFILL_BLOCKS, "order": order}
         routed = installed.start(fleet, WORKERS, "bench.peers.caching_worker", **options)
         client = fleet.start_ready("client", "bench.peers.chat_conversations", ANY_CORE, port=routed.port)
         said = conversation_mesh.Conversations(client)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.processes import ANY_CORE, Fleet, Process
+from bench.processes import ANY_CORE, LOAD_CORE, TEST_CORE, Fleet, Process
 from kvmesh.ports import free_ports
 
 TO_LOG = ("sh", "-c", 'exec "$@" >&2', "sh")
@@ -62,6 +62,7 @@ class Routed:
 
     port: int
     """Port of the router at 127.0.0.1."""
+    process: Process
     workers: Sequence[Process]
     worker_ports: Sequence[int]
 
@@ -74,19 +75,26 @@ class Installed:
     policy: Policy
     home: Path
 
-    def start(self, fleet: Fleet, workers: Sequence[str], module: str, **options: object) -> Routed:
-        """Start the router before mock workers of `module`. Return when all processes accept connections."""
+    def start(
+        self, fleet: Fleet, workers: Sequence[str], module: str, *, is_pinned: bool = False, **options: object
+    ) -> Routed:
+        """Start the router before mock workers of `module`. Return when all processes accept connections.
+
+        `is_pinned`: the router has a core for itself, and the workers share that of the load.
+        """
+        router_core, worker_core = (TEST_CORE, LOAD_CORE) if is_pinned else (ANY_CORE, ANY_CORE)
         own, metrics, *ports = free_ports("127.0.0.1", 2 + len(workers))
         started = [
-            fleet.module(name, module, ANY_CORE, name=name, port=port, **options)
+            fleet.module(name, module, worker_core, name=name, port=port, **options)
             for name, port in zip(workers, ports, strict=True)
         ]
         for process, port in zip(started, ports, strict=True):
             process.wait_for_port(port)
         command = self.router.command(self.home, own, metrics, self.policy, ports)
         clean = ("env", "-i", f"HOME={fleet.folder}", *CLEAN)
-        fleet.start(self.router.name, [*TO_LOG, *clean, *command], ANY_CORE).wait_for_port(own)
-        return Routed(own, started, ports)
+        process = fleet.start(self.router.name, [*TO_LOG, *clean, *command], router_core)
+        process.wait_for_port(own)
+        return Routed(own, process, started, ports)
 
 
 _GRACE = ("--shutdown-grace-period-secs", "1")

@@ -33,7 +33,7 @@ class Worker:
     def __init__(self, name: str, interval_s: float) -> None:
         self.name = name
         self.connection_count = 0
-        self._interval_s = interval_s
+        self.interval_s = interval_s
 
     async def serve(self, port: int) -> asyncio.Server:
         """Listen on loopback; port 0 takes a free one."""
@@ -73,6 +73,10 @@ class Worker:
         else:
             await _reply(writer, self._facts(path))
 
+    def start_s(self, now_s: float) -> float:
+        """Return the time of the first token of a stream that begins now. The others follow at their pace."""
+        return now_s
+
     async def compute(self, asked: Mapping[str, Any], tokens: int) -> dict[str, Any] | None:
         """Take the prefill time of a request, here none, and return the usage to report (`chat.usage`)."""
         del asked, tokens
@@ -84,9 +88,9 @@ class Worker:
             b"transfer-encoding: chunked\r\n\r\n"
         )
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = self.start_s(loop.time())
         for position in range(tokens):
-            await asyncio.sleep(max(0.0, began_s + position * self._interval_s - loop.time()))
+            await asyncio.sleep(max(0.0, began_s + position * self.interval_s - loop.time()))
             _write_chunk(writer, chat.chunk(self.name, chat.token_text(position)))
             await writer.drain()
         _write_chunk(writer, chat.chunk(self.name, None, "length", used) + chat.event(chat.DONE))
