@@ -85,9 +85,10 @@ bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/me
 	$(BIN)/python -m bench --only models --write docs/measurements/models.md
 	$(BIN)/python -m bench --full --only index,placement,gossip,conversations --write docs/measurements/placement.md
 
-bench-peers: setup  ## Run the same fault and conversations under routers from PyPI; writes docs/measurements (minutes)
-	$(BIN)/python -m bench.peers --write docs/measurements/peers.md
-	$(BIN)/python -m bench.peers.conversations --write docs/measurements/peers.md
+bench-peers: setup  ## Run the same fault, conversations and costs under routers from PyPI; writes docs/measurements (an hour); ONLY=kvmesh,smg chooses systems and writes nothing
+	$(BIN)/python -m bench.peers $(if $(ONLY),--only "$(ONLY)",--write docs/measurements/peers.md)
+	$(BIN)/python -m bench.peers.conversations $(if $(ONLY),--only "$(ONLY)",--write docs/measurements/peers.md)
+	$(BIN)/python -m bench.peers.costs $(if $(ONLY),--only "$(ONLY)",--write docs/measurements/peers-cost.md)
 
 bench-routing: setup  ## Compare placement with other routers' policies on replayed traces: 15 chosen rows, those of the tail and DRAW random ones (0); writes docs/measurements (minutes)
 	$(BIN)/python -m bench.routing --draw "$(DRAW)" --write docs/measurements/routing.md

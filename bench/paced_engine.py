@@ -6,7 +6,6 @@ eviction, and their KV events are those of an engine that computes. Sampling par
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,12 +35,16 @@ class EngineSize:
 
 @dataclass(slots=True)
 class _Run:
-    """A request that has more tokens to make. `hashes`: of the full blocks; `tail`: the bytes behind them."""
+    """A request that has more tokens to make.
+
+    `hashes`, `blocks`: hashes and tokens of the full blocks. `tail`: the tokens behind them.
+    """
 
     request: EngineRequest
     reserved: int
     made: int = 0
     hashes: list[int] = field(default_factory=list)
+    blocks: list[bytes] = field(default_factory=list)
     tail: bytes = b""
 
 
@@ -74,9 +77,9 @@ class PacedEngine:
             self._pull(request.context_phase_params)
         reserved = blocks.count_for(len(request.prompt) + request.output_tokens_max, self._size.block_tokens)
         run = _Run(request, reserved)
-        fresh = self._append(run, request.prompt.astype("<i4").tobytes())
+        self._append(run, request.prompt.astype("<i4").tobytes())
         reused = self._cache.depth(run.hashes)
-        self._store(run, fresh)
+        self._store(run)
         output = self._next(run)
         output.perf = PerfMetrics(reserved, reused, 0, 0, 0, 0)
         if request.kind is RequestKind.CONTEXT_ONLY:
@@ -149,35 +152,33 @@ class PacedEngine:
         token = token_id_at(run.made)
         run.made += 1
         self._tokens += 1
-        self._store(run, self._append(run, token.to_bytes(4, "little")))
+        self._append(run, token.to_bytes(4, "little"))
+        if not run.tail:
+            self._store(run)
         is_over = run.made >= run.request.output_tokens_max
         return RequestOutput([token], [LOG_PROB], is_final=is_over, is_complete=is_over)
 
-    def _append(self, run: _Run, tokens: bytes) -> list[tuple[int, bytes]]:
-        """Put `tokens` behind those of the run, and return the blocks that are full now, with their tokens."""
+    def _append(self, run: _Run, tokens: bytes) -> None:
+        """Put `tokens` behind those of the run. They may fill blocks."""
         run.tail += tokens
-        width, fresh = 4 * self._size.block_tokens, []
+        width = 4 * self._size.block_tokens
         while len(run.tail) >= width:
             block, run.tail = run.tail[:width], run.tail[width:]
             run.hashes.append(blocks.child_hash(run.hashes[-1] if run.hashes else self._root, block))
-            fresh.append((run.hashes[-1], block))
-        return fresh
+            run.blocks.append(block)
 
-    def _store(self, run: _Run, fresh: Iterable[tuple[int, bytes]]) -> None:
-        """Cache the blocks of a run. `fresh`: the last ones with their tokens; the others are cached unless evicted."""
-        known = dict(fresh)
-        if not known:
-            return
+    def _store(self, run: _Run) -> None:
+        """Cache the blocks of a run, those that were evicted before included."""
         added, removed = self._cache.use(run.hashes)
-        added = [value for value in added if value in known]
         if added:
             at = run.hashes.index(added[0])
             parent = run.hashes[at - 1] if at else None
-            self._events.append(BlocksStored(parent, tuple((value, known[value]) for value in added)))
-            for value in added:
-                self._held[value] = (parent, known[value])
+            stored = tuple(zip(added, run.blocks[at:], strict=True))
+            self._events.append(BlocksStored(parent, stored))
+            for value, tokens in stored:
+                self._held[value] = (parent, tokens)
                 parent = value
         if removed:
             self._events.append(BlocksRemoved(tuple(removed)))
             for value in removed:
-                self._held.pop(value, None)
+                del self._held[value]

@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from bench import control
 from bench.engines import BLOCK_TOKENS, MODEL_VERSION
 from bench.paced_engine import KV_BLOCKS, EngineSize, PacedEngine
+from bench.stub_exchange import Exchange, FrameSender, Reports
 from engines.contract import errors, model_repository, request_parsing, step_frames
 from engines.contract.errors import EngineError
 from engines.contract.outputs import RequestOutput
@@ -29,7 +30,7 @@ from engines.contract.publisher import Publisher
 from engines.contract.request import ControlRequest, RequestKind, RequestLimits
 from engines.contract.step_frames import SlotProgress
 from engines.contract.step_streams import SlotStream, StepStream, StepStreams
-from engines.contract.tensors import INPUTS, MODEL_NAME, OUTPUTS, STEP_FRAME
+from engines.contract.tensors import INPUTS, MODEL_NAME, OUTPUTS
 from kvmesh.server import SERVER_OPTIONS
 
 VOCABULARY: Final = 4096
@@ -68,90 +69,6 @@ def model_config(size: EngineSize, limits: RequestLimits = _LIMITS) -> Any:
     response = service_pb2.ModelConfigResponse()
     text_format.Parse(model_repository.config_pbtxt(INPUTS, OUTPUTS, parameters), response.config)
     return response.config
-
-
-class Exchange:
-    """The responses of one call of ModelStreamInfer. It ends with the requests and the long-lived ones among them."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.open_requests = 1
-        """Long-lived requests without an end, and 1 until the client has sent its last request."""
-        self.is_closed = False
-        self._responses: asyncio.Queue[Any] = asyncio.Queue()
-
-    def respond(self, request_id: str, output: str, payload: bytes) -> None:
-        """Send a response with one tensor of bytes."""
-        response = service_pb2.ModelStreamInferResponse()
-        answer = response.infer_response
-        answer.model_name, answer.id = MODEL_NAME, request_id
-        answer.outputs.add(name=output, datatype="UINT8", shape=[1, len(payload)])
-        answer.raw_output_contents.append(payload)
-        self._responses.put_nowait(response)
-
-    def refuse(self, request_id: str, text: str) -> None:
-        """Send the error of a request."""
-        response = service_pb2.ModelStreamInferResponse(error_message=text)
-        response.infer_response.id = request_id
-        self._responses.put_nowait(response)
-
-    def end_request(self) -> None:
-        """Note the end of a long-lived request, or of all requests."""
-        self.open_requests -= 1
-        if not self.open_requests:
-            self._responses.put_nowait(None)
-
-    async def next(self) -> Any:
-        """Return the next response. None: the call is over."""
-        return await self._responses.get()
-
-
-class FrameSender:
-    """Implements FrameSender of the contract for a step-stream request."""
-
-    def __init__(self, exchange: Exchange, request_id: str) -> None:
-        exchange.open_requests += 1
-        self._exchange = exchange
-        self._id = request_id
-
-    def send(self, frame: bytes, *, is_last: bool) -> None:
-        """See the contract."""
-        self._exchange.respond(self._id, STEP_FRAME, frame)
-        if is_last:
-            self._exchange.end_request()
-
-    def is_cancelled(self) -> bool:
-        """See the contract."""
-        return self._exchange.is_closed
-
-
-class Reports:
-    """Implements Subscriber of the contract. The publisher's thread calls it, the loop sends."""
-
-    def __init__(self, exchange: Exchange, output: str, max_bytes: int | None) -> None:
-        exchange.open_requests += 1
-        self._exchange = exchange
-        self._output = output
-        self._bytes_left = float("inf") if max_bytes is None else max_bytes
-
-    def send(self, payload: bytes) -> None:
-        """See the contract."""
-        self._bytes_left -= len(payload)
-        self._soon(self._exchange.respond, self._output, self._output, payload)
-
-    def finish(self, error: str | None) -> None:
-        """See the contract."""
-        if error is not None:
-            self._soon(self._exchange.refuse, self._output, error)
-        self._soon(self._exchange.end_request)
-
-    def is_full(self) -> bool:
-        """See the contract."""
-        return self._bytes_left <= 0
-
-    def _soon(self, call: Any, *arguments: object) -> None:
-        if not self._exchange.is_closed:
-            self._exchange.loop.call_soon_threadsafe(call, *arguments)
 
 
 class StubEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # made without types

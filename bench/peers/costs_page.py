@@ -135,8 +135,8 @@ def _procedure(about: About) -> str:
     return (
         "One system runs at a time, with all processes new. Its own processes are alone on core 0. Clients, workers and "
         f"Redis are on core 1. {about.streams} streams are held open, each with a prompt of {about.stream_words} words. "
-        f"Workers send a token per stream every {STEP_S * 1000:g} ms, those of all streams of a worker together. The window "
-        f"is {about.window_s:g} s long. Then callers send requests for one token, each caller one request at a time: "
+        f"Workers send a token per stream every {STEP_S * 1000:g} ms, those of all streams of a worker together. The "
+        f"window is {about.window_s:g} s long. Then callers send requests for one token, each caller one at a time: "
         f"{short.callers} callers with prompts of {short.words:,} words, and {long.callers} with prompts of "
         f"{long.words:,} words, {about.loop_s:g} s each. Words are drawn anew for each prompt, so no cache has them. "
         "Repeats go there and back over the systems (A B C, C B A), so a drift of the machine burdens all alike. A cell is "

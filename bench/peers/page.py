@@ -120,8 +120,8 @@ _FAIRNESS = """\
   `--cb-timeout-duration-secs 1`. None of the routers claims to resume a stream: its client must send the request again.
 - The time from start to ready is that of a mock worker, or of Triton with its model. The column states it and compares
   nothing. The time from ready to the first request is the system's own.
-- Throughput, latency and CPU are not compared, because workers and protocols differ. The pace of the tokens bounds the
-  number of streams that are done.
+- Throughput and latency are not compared, because workers and protocols differ. The pace of the tokens bounds the number
+  of streams that are done. [Another page](peers-cost.md) compares the CPU.
 - The longest pause is taken over all streams that ended after the kill, including those on other workers. It contains the
   time that the restart takes from other processes on a machine with few cores. A Triton takes far more than a mock
   worker. The pause in a moved stream is the cost of the fault itself. The pause before the kill is the noise of the
