@@ -8,8 +8,12 @@ from typing import Final
 
 from bench import pages
 from bench.pages import paragraph
-from bench.peers.cost_systems import BEHIND, FRONTEND, REPLICAS, ROUTER, STEP_S
+from bench.peers import chat
+from bench.peers.cost_systems import BEHIND, FRONTEND, REPLICAS, ROUTER, STEP_S, WORKERS
 from bench.peers.record import Column, Record, column
+
+EVENT_BYTES: Final = len(chat.chunk(WORKERS[0], chat.token_text(1)))
+"""A token as a server-sent event of a mock worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +137,15 @@ def page(record: CostRecord, old: str) -> str:
 def _procedure(about: About) -> str:
     short, long = about.short, about.long
     return (
-        "One system runs at a time, with all processes new. Its own processes are alone on core 0. Clients, workers and "
-        f"Redis are on core 1. {about.streams} streams are held open, each with a prompt of {about.stream_words} words. "
-        f"Workers send a token per stream every {STEP_S * 1000:g} ms, those of all streams of a worker together. The "
-        f"window is {about.window_s:g} s long. Then callers send requests for one token, each caller one at a time: "
-        f"{short.callers} callers with prompts of {short.words:,} words, and {long.callers} with prompts of "
-        f"{long.words:,} words, {about.loop_s:g} s each. Words are drawn anew for each prompt, so no cache has them. "
-        "Repeats go there and back over the systems (A B C, C B A), so a drift of the machine burdens all alike. A cell is "
-        "the median of the runs, with the smallest and the largest in brackets. All processes run on one machine, over "
-        "loopback."
+        "One system runs at a time, with all processes new. Its own processes are alone on core 0. On core 1 are clients, "
+        "workers, Redis, and the prefill and decode services of kvmesh. "
+        f"{about.streams} streams are held open, each with a prompt of {about.stream_words} words. Workers send a token per "
+        f"stream every {STEP_S * 1000:g} ms, those of all streams of a worker together. The window is {about.window_s:g} s "
+        f"long. Then callers send requests for one token in a closed loop, for {about.loop_s:g} s each. Short prompts have "
+        f"{short.words:,} words and {short.callers} callers, long ones {long.words:,} words and {long.callers} callers. Words "
+        "are drawn anew for each prompt, so no cache has them. Repeats go there and back over the systems (A B C, C B A), so "
+        "a drift of the machine burdens all alike. A cell is the median of the runs, with the smallest and the largest in "
+        "brackets. All processes run on one machine, over loopback."
     )
 
 
@@ -152,21 +156,22 @@ _COUNTED: Final = (
     "machine was before the run. Other work on the two cores raises all figures."
 )
 _DIFFERENCES: Final = f"""\
-- A router from PyPI receives OpenAI requests over HTTP/1.1, passes them to one of {REPLICAS} mock workers, and passes
-  their server-sent events back. It is one program in Rust, and does not look into the events. kvmesh receives gRPC.
-  Its frontend and router are two programs in Python, with a hop between them. They run with batched transports
-  (`frontend.edge`, `mesh.hops`) and step frames.
-- kvmesh does more with each request. The frontend checks the key and the budgets of the tenant, tokenizes the
-  prompt, detokenizes the output, counts each token for the tenant and signs points at which a broken stream can
-  go on. The router follows the KV events of all replicas, and moves streams when a replica dies. With the
-  routers from PyPI the engine's own server tokenizes, and nobody counts.
-- Behind kvmesh are {REPLICAS} prefill and {REPLICAS} decode services. They are the real ones, each before a stub engine
-  (`bench.stub_engine`), a small gRPC server that speaks Triton's protocol with step frames and computes nothing. It
-  passes the checks of the engine contract. As a mock worker it sends the first token at once and the next ones
-  at its steps. The CPU of prefill and decode services is named apart. With the routers from PyPI this part is
-  in the engine's server, and is not measured.
-- Clients of all systems are asyncio tasks of one program (`bench.peers.cost_client`) that checks every token. Words are
-  drawn from one vocabulary for all.
-- In the closed loop a slower system gets fewer requests, so the rates differ. They show the load, and compare nothing:
-  mostly the core of clients and workers limits them.
-- The routers run with their defaults, except for the policy. They count requests, and kvmesh counts tokens, too."""
+- A router from PyPI is one program in Rust that takes OpenAI requests over HTTP/1.1. It passes the server-sent events of
+  one of {REPLICAS} mock workers on, {EVENT_BYTES} bytes a token. Frontend and router of kvmesh are two programs in Python with
+  a hop between them. All speak gRPC, with batched transports (`frontend.edge`, `mesh.hops`) and step frames.
+- kvmesh does more with each request. Its frontend checks the key and the budgets of the tenant, and counts each token
+  against them. It tokenizes the prompt and detokenizes the output; mock workers take and give text. It signs resume
+  tokens. Its router follows the KV events of all replicas. [Streams survive](peers.md) the death of a replica.
+- Behind kvmesh are {REPLICAS} prefill and {REPLICAS} decode services, the real ones. Behind each is a stub engine
+  (`bench.stub_engine`): a small gRPC server that speaks Triton's protocol with step frames, and computes nothing. It
+  passes the checks of the engine contract. Like a mock worker it sends the first token at once, and the others at its
+  steps.
+- The CPU of prefill and decode services is no part of the sum. Their work is in the engine's server where a router from
+  PyPI is used, and a mock worker does none of it.
+- Prompts above 64 tokens go through prefill, a handoff and decode (`router.local_prefill_tokens_max`). Of those with 40
+  words these are four in five, 71 tokens on average. A router from PyPI sends a prompt to one worker.
+- The client is one program for all systems (`bench.peers.cost_client`). It draws words from one vocabulary, and checks
+  every token.
+- In the closed loop a slower system gets fewer requests. The rates show the load and compare nothing: mostly the core of
+  clients and workers limits them. At a lower rate a request takes more CPU, as caches are cold and batches small.
+- The routers run with their defaults, except for the policy."""
