@@ -137,15 +137,15 @@ def page(record: CostRecord, old: str) -> str:
 def _procedure(about: About) -> str:
     short, long = about.short, about.long
     return (
-        "One system runs at a time, with all processes new. Its own processes are alone on core 0. On core 1 are clients, "
-        "workers, Redis, and the prefill and decode services of kvmesh. "
-        f"{about.streams} streams are held open, each with a prompt of {about.stream_words} words. Workers send a token per "
-        f"stream every {STEP_S * 1000:g} ms, those of all streams of a worker together. The window is {about.window_s:g} s "
-        f"long. Then callers send requests for one token in a closed loop, for {about.loop_s:g} s each. Short prompts have "
-        f"{short.words:,} words and {short.callers} callers, long ones {long.words:,} words and {long.callers} callers. Words "
-        "are drawn anew for each prompt, so no cache has them. Repeats go there and back over the systems (A B C, C B A), so "
-        "a drift of the machine burdens all alike. A cell is the median of the runs, with the smallest and the largest in "
-        "brackets. All processes run on one machine, over loopback."
+        "One system runs at a time, with all processes new. Its own processes are alone on core 0. On core 1 are "
+        f"clients, workers, Redis, and the prefill and decode services of kvmesh. {about.streams} streams are held "
+        f"open, each with a prompt of {about.stream_words} words. Workers send a token per stream every "
+        f"{STEP_S * 1000:g} ms, those of all streams of a worker together. The window is {about.window_s:g} s long. "
+        f"Then callers send requests for one token in a closed loop, for {about.loop_s:g} s each. Short prompts have "
+        f"{short.words:,} words and {short.callers} callers, long ones {long.words:,} words and {long.callers} "
+        "callers. Words are drawn anew for each prompt, so no cache has them. Repeats go there and back over the "
+        "systems (A B C, C B A), so a drift of the machine burdens all alike. A cell is the median of the runs, "
+        "with the smallest and the largest in brackets. All processes run on one machine, over loopback."
     )
 
 
@@ -157,8 +157,8 @@ _COUNTED: Final = (
 )
 _DIFFERENCES: Final = f"""\
 - A router from PyPI is one program in Rust that takes OpenAI requests over HTTP/1.1. It passes the server-sent events of
-  one of {REPLICAS} mock workers on, {EVENT_BYTES} bytes a token. Frontend and router of kvmesh are two programs in Python with
-  a hop between them. All speak gRPC, with batched transports (`frontend.edge`, `mesh.hops`) and step frames.
+  one of {REPLICAS} mock workers on, {EVENT_BYTES} bytes a token. Frontend and router of kvmesh are two programs in Python
+  with a hop between them. All speak gRPC, with batched transports (`frontend.edge`, `mesh.hops`) and step frames.
 - kvmesh does more with each request. Its frontend checks the key and the budgets of the tenant, and counts each token
   against them. It tokenizes the prompt and detokenizes the output; mock workers take and give text. It signs resume
   tokens. Its router follows the KV events of all replicas. [Streams survive](peers.md) the death of a replica.
