@@ -88,6 +88,11 @@ class StubEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self._publisher = Publisher(self.boot_id)
         self._publisher.start()
 
+    @property
+    def running(self) -> int:
+        """Requests that have more tokens to make."""
+        return len(self._engine)
+
     def close(self) -> None:
         """End the publisher."""
         self._publisher.close()
@@ -259,7 +264,7 @@ async def serve(
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(stub, server)
 
     async def counters() -> dict[str, Any]:
-        return {"late_steps": stub.late_steps}
+        return {"late_steps": stub.late_steps, "running": stub.running}
 
     async with control.serving(server) as address:
         steps = asyncio.create_task(stub.run(), name="steps")

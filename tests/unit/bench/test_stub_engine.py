@@ -6,13 +6,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
+from bench import paced_engine
 from bench.engines import BLOCK_TOKENS, MODEL_VERSION
 from bench.paced_engine import HOLD_S, EngineSize, PacedEngine
 from bench.pacing import token_id_at
@@ -26,15 +27,27 @@ from kvmesh.clock import MonotonicClock
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import InvalidRequest
+from kvmesh.triton.tensors import RequestTensors
 from tests.unit.triton.contract import CHECKS, Recorder, Rig, call
 
 BLOCK = 4
 SALT = "salt"
+INPUTS = frozenset({"input_lengths", "request_output_len", "streaming", "stop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A stub, an engine port before it, the client of the port and the messages of KV events."""
+
+    stub: StubEngine
+    rig: Rig
+    client: TritonClient
+    events: list[dict[str, object]]
 
 
 @asynccontextmanager
-async def running(*, step_frames: bool = True) -> AsyncIterator[tuple[Rig, list[dict[str, object]]]]:
-    """Yield an engine port before a stub with steps of 1 ms, and the messages of its KV events."""
+async def running(*, step_frames: bool = True) -> AsyncIterator[Running]:
+    """Start a stub with steps of 1 ms and an engine port. Yield them once the load is known."""
     stub = StubEngine(EngineSize(salt=MODEL_VERSION), 0.001)
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(stub, server)
@@ -50,10 +63,12 @@ async def running(*, step_frames: bool = True) -> AsyncIterator[tuple[Rig, list[
         tasks = [asyncio.create_task(work) for work in (stub.run(), engine.run())]
         rig = Rig(engine, sink, lambda: None)
         await rig.until(lambda: sink.load is not None)
-        yield rig, events
-        for task in tasks:
-            task.cancel()
-        await engine.close()
+        try:
+            yield Running(stub, rig, client, events)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await engine.close()
     finally:
         await client.close()
         await server.stop(None)
@@ -61,26 +76,46 @@ async def running(*, step_frames: bool = True) -> AsyncIterator[tuple[Rig, list[
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_the_stub_keeps_the_contract(check: Callable[[Rig], Awaitable[None]]) -> None:
+async def test_the_stub_keeps_the_contract(
+    check: Callable[[Rig], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A replica finds both roles in its model, and cannot tell the stub from an engine by its calls."""
-    async with running() as (rig, _):
-        await check(rig)
+    monkeypatch.setattr(paced_engine, "HOLD_S", 1e6)
+    async with running() as one:
+        await check(one.rig)
+
+
+@pytest.mark.parametrize("way", ["cancel", "stop", "leave"])
+async def test_a_call_can_be_ended_early(way: str) -> None:
+    """A cancelled or stopped call makes no more tokens, nor does one whose client has left."""
+    async with running() as one:
+        one.rig.engine.start(1, call(name="long", max_output_tokens=8000))
+        await one.rig.until(lambda: one.stub.running == 1)
+        if way == "cancel":
+            one.rig.engine.cancel(1)
+        elif way == "stop":
+            await one.client.request_once(RequestTensors(INPUTS).of_stop(), request_id="long")
+        else:
+            await one.client.close()
+        one.rig.timeout_s = 3.0
+        await one.rig.until(lambda: not one.stub.running)
 
 
 async def test_prompts_and_outputs_are_kv_events() -> None:
-    """A prompt of a block and its output reach the subscriber as the blocks that a router would look for."""
-    prompt = list(range(1, BLOCK_TOKENS + 1))
-    wanted = blocks.chain(frames.pack_ids(prompt), BLOCK_TOKENS, MODEL_VERSION)
-    async with running() as (rig, events):
-        await rig.until(lambda: bool(events))  # the snapshot
-        await rig.run(1, replace(call(), token_ids=frames.pack_ids(prompt)))
-        await rig.until(lambda: str(wanted[0]) in str(events[1:]))
+    """A block with the end of a prompt and the begin of its output reaches the subscriber, with a router's hash."""
+    prompt = list(range(1, BLOCK_TOKENS - 1))
+    whole = frames.pack_ids([*prompt, token_id_at(0), token_id_at(1)])
+    (wanted,) = blocks.chain(whole, BLOCK_TOKENS, MODEL_VERSION)
+    async with running() as one:
+        await one.rig.until(lambda: bool(one.events))  # the snapshot
+        await one.rig.run(1, replace(call(), token_ids=frames.pack_ids(prompt)))
+        await one.rig.until(lambda: str(wanted) in str(one.events[1:]))
 
 
 async def test_a_request_without_a_slot_is_refused() -> None:
     """The stub sends step frames only, and says so."""
-    async with running(step_frames=False) as (rig, _):
-        heard = await rig.run(1, call())
+    async with running(step_frames=False) as one:
+        heard = await one.rig.run(1, call())
     assert isinstance(heard.error, InvalidRequest) and "step frames only" in str(heard.error)
 
 
