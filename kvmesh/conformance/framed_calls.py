@@ -78,6 +78,7 @@ async def run(
         after_event=changed.set,
         on_frame=lambda _: None,
         on_lost=lambda _: None,
+        on_replaced=lambda: None,
         release=lambda _: None,
     )
     try:

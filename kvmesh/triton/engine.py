@@ -87,6 +87,7 @@ class TritonEngine:
         self._liveness = EngineLiveness(clock.now_s(), has_load_report=facts.load_report)
         self._deferred = DeferredCalls()
         self._probing: asyncio.Task[None] | None = None
+        self._subscriptions: list[Subscription] = []
         self._steps: StepLink | None = None
         """All calls, if they run on step frames."""
         if step_frames and facts.step_frames:
@@ -98,6 +99,7 @@ class TritonEngine:
                 after_event=after_event,
                 on_frame=self._liveness.on_model,
                 on_lost=self._defer_stops,
+                on_replaced=self._follow_model,
                 release=self.release,
             )
 
@@ -262,9 +264,16 @@ class TritonEngine:
     # Subscriptions.
 
     def _subscription(self, what: str, take: Callable[[dict[str, Any]], None]) -> Subscription:
-        return Subscription(
+        subscription = Subscription(
             self._client, self._tensors, what, take, lambda: self._spawn(self._client.reconnect())
         )
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def _follow_model(self) -> None:
+        """Subscribe to the model that the server has now. The former model stays loaded while a stream to it is open."""
+        for subscription in self._subscriptions:
+            subscription.reopen()
 
     def _take_load(self, report: dict[str, Any]) -> None:
         now_s = self._clock.now_s()

@@ -58,6 +58,8 @@ class _Stream:
     received_bytes: int = 0
     open_requests: int = 0
     """Step-stream requests that were asked for and have not sent their last frame."""
+    is_leaving: bool = False
+    """The server has no model for new calls. The stream ends with its last call, so that the old model can be unloaded."""
     writing: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -71,7 +73,7 @@ class StepLink:
     """The calls of one client of an engine. `close` it.
 
     `on_frame` gets the time of each frame. `on_lost` gets the Triton request ids of calls that may still run in an engine
-    that is lost.
+    that is lost. `on_replaced` is called if the server has another model than that of the stream, or none.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class StepLink:
         after_event: Callable[[], None],
         on_frame: Callable[[float], None],
         on_lost: Callable[[list[str]], None],
+        on_replaced: Callable[[], None],
         release: Callable[[bytes], None],
     ) -> None:
         self._client = client
@@ -92,6 +95,7 @@ class StepLink:
         self._after_event = after_event
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._on_replaced = on_replaced
         self._slots = StepSlots(sink, self._cancel_slot, release)
         self._stream: _Stream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -239,10 +243,17 @@ class StepLink:
         now_s = self._clock.now_s()
         if response.error_message:
             error, request_id = errors.of_text(response.error_message), response.infer_response.id
-            if request_id in ("", OPEN_ID) or errors.is_stream_unknown(response.error_message):
+            is_unknown = errors.is_stream_unknown(response.error_message)
+            if is_unknown:
+                self._on_replaced()
+            if is_unknown or request_id in ("", OPEN_ID):
                 raise error
             if not self._slots.refuse(request_id, error, now_s):
                 log.info("engine did not take the request %s: %s", request_id, error)
+            if isinstance(error, EngineLost) and not stream.is_leaving:
+                stream.is_leaving = True
+                self._on_replaced()
+            self._leave(stream)
             return
         payload = payload_of(response.infer_response, step_frames.OUTPUT)
         if payload is None:
@@ -251,6 +262,12 @@ class StepLink:
         self._on_frame(now_s)
         for frame in self._slots.take(step_frames.decode(payload), now_s):
             stream.open_requests -= frame.is_last
-        if stream.received_bytes > subscription_policy.RENEW_BYTES:
+        self._leave(stream)
+        if stream.received_bytes > subscription_policy.RENEW_BYTES and not stream.is_leaving:
             self._renew(stream)
         self._timer.update()
+
+    def _leave(self, stream: _Stream) -> None:
+        """Raise EngineLost if the stream of an unloaded model has no call left."""
+        if stream.is_leaving and not self._slots:
+            raise EngineLost("the model of the step stream is unloaded")

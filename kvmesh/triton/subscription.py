@@ -50,6 +50,12 @@ class Subscription:
         self._reconnect = reconnect
         self._policy = SubscriptionPolicy(what)
         self._timeout_s = REPLY_TIMEOUT_S
+        self._stream: Responses | None = None
+
+    def reopen(self) -> None:
+        """End the stream, and open it again after RETRY_S."""
+        if self._stream is not None and self._stream.is_sent:
+            self._stream.cancel()
 
     async def run(self) -> None:
         """Follow the stream until cancelled."""
@@ -59,6 +65,7 @@ class Subscription:
                 stream = self._client.subscribe(
                     self._tensors.of_service(), parameters=self._policy.open(), request_id=what
                 )
+                self._stream = stream
                 async with opened(stream):
                     is_long_enough = await self._read(stream)
                     logged = ""

@@ -17,12 +17,12 @@ import pytest
 
 from kvmesh.attach import frames
 from kvmesh.clock import MonotonicClock
-from kvmesh.triton import subscription_policy
+from kvmesh.triton import step_frames, subscription_policy
 from kvmesh.triton.capabilities import Capabilities, ModelFacts, ModelRefused
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import EngineLost, HandoffLost, InvalidRequest
-from kvmesh.triton.port import CallKind, EngineCall
+from kvmesh.triton.port import CallKind, EngineCall, SamplingExtras
 from kvmesh.triton.subscription_policy import SubscriptionPolicy
 from tests.allocated import allocated_bytes
 from tests.chaos.census import resident_bytes
@@ -43,6 +43,9 @@ pytestmark = pytest.mark.mesh
 CONFIG = configure(
     engine={"arithmetic": "hashed", "kv_blocks": 64, "block_tokens": 16, "max_sequence_tokens": 512}
 )
+
+
+EXTRAS = SamplingExtras(alternatives=20)
 
 
 @asynccontextmanager
@@ -137,6 +140,43 @@ async def test_the_memory_of_a_server_does_not_grow_with_events(tmp_path: Path) 
             # A decoded token takes less than half of its bytes on the wire.
             assert told_bytes > 8e6  # the number of events in a message depends on the machine
             assert resident_bytes(part.pid) - before_bytes < 12e6
+    finally:
+        if part.is_running:
+            await part.end()
+
+
+async def test_the_memory_of_a_server_does_not_grow_with_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frames of a step stream that is renewed are freed, whatever the number of its calls and renewals."""
+    told: list[int] = []
+    decode = step_frames.decode
+
+    def counted(frame: bytes) -> step_frames.StepFrame:
+        told.append(len(frame) + subscription_policy.RESPONSE_BYTES)
+        return decode(frame)
+
+    monkeypatch.setattr(step_frames, "decode", counted)
+    part = engine_part(CONFIG, tmp_path)
+    part.start()
+    try:
+        await until(lambda: engine_ready(part.address), START_S_MAX, "engine ready")
+        async with running_port(part.address, []) as (rig, _):
+
+            async def run(numbers: range) -> None:
+                for number in numbers:
+                    await rig.run(
+                        number, call(name=f"{number}", max_output_tokens=100, logprobs=True, extras=EXTRAS)
+                    )
+
+            async def run_all(count: int, first: int) -> None:
+                await asyncio.gather(*(run(range(at, at + count)) for at in range(first, first + 8000, 1000)))
+
+            await run_all(8, 1000)
+            before_bytes, told[:] = resident_bytes(part.pid), []
+            await run_all(60, 10_000)
+            assert sum(told) > 11e6  # the number of rows in a frame depends on the machine
+            assert resident_bytes(part.pid) - before_bytes < 8e6
     finally:
         if part.is_running:
             await part.end()

@@ -72,7 +72,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.client, self.sink = Client(), Recorder()
-        self.flushes = 0
+        self.flushes = self.replaced_total = 0
         self.lost: list[str] = []
         self.number = 0
         self.link = StepLink(
@@ -83,11 +83,15 @@ class Rig:
             after_event=self._flushed,
             on_frame=lambda _: None,
             on_lost=self.lost.extend,
+            on_replaced=self._replaced,
             release=lambda _: None,
         )
 
     def _flushed(self) -> None:
         self.flushes += 1
+
+    def _replaced(self) -> None:
+        self.replaced_total += 1
 
     async def until(self, is_true: Callable[[], bool]) -> None:
         async with patience(5.0):
@@ -102,10 +106,13 @@ class Rig:
         await self.until(lambda: len(stream.written) == count + 1)
         return stream
 
-    def send(self, *slots: int, is_last: bool = False) -> None:
+    def send(self, *slots: int, is_last: bool = False, is_final: bool = False) -> None:
         """Send a frame with a first token of each slot."""
         self.number += 1
-        outputs = [(SlotProgress(slot), RequestOutput([7])) for slot in slots]
+        outputs = [
+            (SlotProgress(slot), RequestOutput([7], is_final=is_final, is_complete=is_final))
+            for slot in slots
+        ]
         self.client.opened[-1].responses.put_nowait(
             framed(step_frames.encode(self.number, outputs, is_last=is_last))
         )
@@ -230,6 +237,7 @@ def test_the_end_of_a_stream_fails_its_calls(response: Any, kind: type[Exception
         assert all(type(rig.sink.heard(number).error) is kind for number in (1, 2))
         assert stream.is_cancelled and not rig.link.open_calls()
         assert rig.lost == (["r1", "r2"] if kind is EngineLost else [])
+        assert rig.replaced_total == ("unknown" in f"{response}")
         rig.link.start(3, call(name="r3"))
         await rig.until(lambda: len(rig.client.opened[1].written) == 2)
         first, second = (one.written[0].parameters["step_stream"].string_param for one in rig.client.opened)
@@ -250,6 +258,31 @@ def test_a_refusal_of_one_request_fails_its_call_alone() -> None:
         rig.send(2)
         await rig.until(lambda: rig.sink.heard(2).ids == [7])
         assert isinstance(rig.sink.heard(1).error, InvalidRequest) and rig.link.open_calls() == 1
+
+    run(test)
+
+
+def test_a_stream_to_an_unloaded_model_ends_with_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New calls fail at once, and those of the stream go on. The stream is not renewed. After its last call it ends, so
+    that Triton can unload the model, and the next call opens another stream.
+    """
+    monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1)
+
+    async def test(rig: Rig) -> None:
+        stream = await rig.started(3)
+        gone = "Request for unknown model: 'tensorrt_llm' has no available versions"
+        for number in (1, 2):
+            stream.responses.put_nowait(refused(gone, f"r{number}"))
+        rig.send(3)
+        await rig.until(lambda: rig.sink.heard(3).ids == [7])
+        assert rig.replaced_total == 1 and not stream.is_cancelled
+        assert all(isinstance(rig.sink.heard(number).error, EngineLost) for number in (1, 2))
+        rig.send(3, is_final=True)
+        await rig.until(lambda: stream.is_cancelled)
+        assert rig.sink.heard(3).events[-1] == "end" and not rig.link.open_calls()
+        assert kinds(stream).count(("step_stream", "")) == 1
+        rig.link.start(4, call(name="r4"))
+        assert len(rig.client.opened) == 2
 
     run(test)
 
