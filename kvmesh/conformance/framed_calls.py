@@ -63,11 +63,13 @@ async def run(
     calls: Sequence[EngineCall],
     *,
     cancel_after: int = 0,
+    cancel_s: float = 0.0,
     timeout_s: float,
 ) -> list[Framed]:
     """Run calls at once on a step stream of their own, and return what came.
 
-    `cancel_after`: tokens after which each call is cancelled; 0: none is. A call that is open after `timeout_s` has failed.
+    `cancel_after`: tokens after which each call is cancelled; 0: none is. A call that is open after `timeout_s`, or
+    `cancel_s` after the last cancel, has failed.
     """
     sink, changed = _Recorder(len(calls)), asyncio.Event()
     link = StepLink(
@@ -82,7 +84,7 @@ async def run(
         release=lambda _: None,
     )
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as bound:
             for number, call in enumerate(calls):
                 link.start(number, call)
             while link.open_calls():
@@ -92,9 +94,12 @@ async def run(
                     if cancel_after and not framed.is_over and len(framed.tokens) >= cancel_after:
                         framed.is_over = True
                         link.cancel(number)
+                        bound.reschedule(asyncio.get_running_loop().time() + cancel_s)
     except TimeoutError:
         for framed in sink.calls:
-            framed.error = framed.error or EngineStalled(f"no end within {timeout_s:g} s")
+            if cancel_after or not framed.is_over:
+                waited = f"{cancel_s:g} s of its cancel" if framed.is_over else f"{timeout_s:g} s"
+                framed.error = framed.error or EngineStalled(f"no end within {waited}")
     finally:
         await link.close()
     return sink.calls

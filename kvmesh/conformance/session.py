@@ -225,7 +225,12 @@ class Session:
         return _readable(made)
 
     async def framed(
-        self, prompts: Sequence[Sequence[int]], output: int, *, cancel_after: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        output: int,
+        *,
+        cancel_after: int = 0,
+        cancel_s: float = 0.0,
     ) -> list[Framed]:
         """Run calls at once on one step stream, and return what came. See framed_calls.run."""
         calls = [self.call(prompt, output) for prompt in prompts]
@@ -233,7 +238,12 @@ class Session:
             for _ in calls:
                 await places.enter_async_context(self._place())
             answers = await framed_calls.run(
-                self.client, self._tensors, calls, cancel_after=cancel_after, timeout_s=self.call_s
+                self.client,
+                self._tensors,
+                calls,
+                cancel_after=cancel_after,
+                cancel_s=cancel_s,
+                timeout_s=self.call_s,
             )
         for call, answer in zip(calls, answers, strict=True):
             if isinstance(answer.error, EngineStalled):

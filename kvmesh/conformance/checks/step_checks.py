@@ -40,8 +40,12 @@ async def _same_tokens(trial: Trial) -> Verdict:
 
 async def _cancelled(trial: Trial) -> Verdict:
     async def cancel(_: EngineState) -> None:
+        # The slot must end by its cancel: the end of the step stream, which follows, would free its blocks as well.
         (answer,) = await trial.engine.framed(
-            [trial.prompt()], trial.share.single_tokens, cancel_after=_CANCEL_AFTER
+            [trial.prompt()],
+            trial.share.single_tokens,
+            cancel_after=_CANCEL_AFTER,
+            cancel_s=trial.settings.free_s + trial.watched.source.look_s,
         )
         must("" if answer.error is None else f"a cancelled call failed: {told(answer.error)}")
 

@@ -335,7 +335,7 @@ class FakeServer:
             core.commit(plan, logits, self._now_ns, STEP_S)
         outputs, core.outputs = core.outputs, []
         for key, output in outputs:
-            self._deliver(key, output)
+            self.deliver(key, output)
         core.pulls_to_abort.clear()
         self.publish()
         for stream in list(self.loads):
@@ -360,7 +360,8 @@ class FakeServer:
     def begin_send(self, handoff_id: int) -> list[int] | None:
         return self.core.handoffs.begin_send(handoff_id)
 
-    def _deliver(self, key: int, output: RequestOutput) -> None:
+    def deliver(self, key: int, output: RequestOutput) -> None:
+        """Send the output of a call."""
         stream = self.streams.get(key)
         if stream is None:
             return
@@ -387,17 +388,17 @@ class FakeServer:
     def response(self, stream: Stream, output: RequestOutput) -> Any:
         made = service_pb2.ModelInferResponse(id=stream.request_id)
         made.parameters["triton_final_response"].bool_param = output.is_final
-        _add(made, "output_ids", np.array(output.tokens, np.int32))
-        _add(made, "sequence_length", np.array([len(output.tokens)], np.int32))
+        add_output(made, "output_ids", np.array(output.tokens, np.int32))
+        add_output(made, "sequence_length", np.array([len(output.tokens)], np.int32))
         if output.handoff is not None:
-            _add(made, "context_phase_params", np.frombuffer(output.handoff, np.uint8))
+            add_output(made, "context_phase_params", np.frombuffer(output.handoff, np.uint8))
         if stream.options.has_log_probs:
-            _add(made, "output_log_probs", np.array(output.log_probs, np.float32))
+            add_output(made, "output_log_probs", np.array(output.log_probs, np.float32))
         if output.top_ids:
-            _add(made, "top_log_prob_ids", np.array(output.top_ids, np.int32))
-            _add(made, "top_log_probs", np.array(output.top_log_probs, np.float32))
+            add_output(made, "top_log_prob_ids", np.array(output.top_ids, np.int32))
+            add_output(made, "top_log_probs", np.array(output.top_log_probs, np.float32))
         if stream.options.has_perf and output.perf is not None:
-            _add(made, "kv_cache_reused_blocks", np.array([output.perf.reused_blocks], np.int32))
+            add_output(made, "kv_cache_reused_blocks", np.array([output.perf.reused_blocks], np.int32))
         return made
 
     def load(self) -> dict[str, Any]:
@@ -431,7 +432,7 @@ class FakeServer:
     def tell(self, stream: Stream, output: str, payload: bytes) -> None:
         """Send one message of a subscription."""
         made = service_pb2.ModelInferResponse()
-        _add(made, output, np.frombuffer(payload, np.uint8))
+        add_output(made, output, np.frombuffer(payload, np.uint8))
         stream.put(made)
         stream.sent_bytes += len(payload)
 
@@ -451,6 +452,7 @@ class FakeServer:
 MAX_SEQUENCE = 256
 
 
-def _add(made: Any, name: str, values: npt.NDArray[Any]) -> None:
+def add_output(made: Any, name: str, values: npt.NDArray[Any]) -> None:
+    """Add an output tensor to a ModelInferResponse."""
     made.outputs.add(name=name)
     made.raw_output_contents.append(values.tobytes())
