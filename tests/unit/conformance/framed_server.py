@@ -11,7 +11,6 @@ import numpy as np
 from tritonclient.grpc import InferInput, service_pb2
 
 from engines.contract import request_parsing
-from engines.contract.errors import EngineError
 from engines.contract.outputs import RequestOutput
 from engines.contract.request import ControlRequest, EngineRequest
 from engines.contract.step_frames import VERSION, SlotProgress

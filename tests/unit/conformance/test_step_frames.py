@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from engines.contract.request import ControlRequest
 from engines.contract.step_streams import SlotStream
 from kvmesh.conformance.checks import step_checks
 from kvmesh.conformance.verdict import Outcome
+from kvmesh.triton import capabilities
 from tests.unit.conformance.fake_server import FakeServer, Stream
 from tests.unit.conformance.framed_server import FramedServer
 from tests.unit.conformance.runs import by_outcome, failed, run
@@ -79,5 +81,8 @@ def test_another_version_of_step_frames_is_not_offered(version: str) -> None:
     def changed(server: FakeServer) -> None:
         server.parameters["step_frames"] = version
 
-    rows, _ = run(FramedServer, changed=changed, checks=step_checks.CHECKS)
+    rows, server = run(FramedServer, changed=changed, checks=step_checks.CHECKS)
     assert set(by_outcome(rows, Outcome.NOT_OFFERED)) == {TOKENS, CANCEL}
+    metadata, config = asyncio.run(server.describe())
+    facts = capabilities.derive(metadata, config, role="decode", model_version="v1", block_tokens=8)
+    assert not facts.step_frames
