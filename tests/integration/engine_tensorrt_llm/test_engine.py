@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from kvmesh.attach import frames
 from kvmesh.triton import capabilities
+from kvmesh.triton.errors import EngineError, InvalidRequest
+from kvmesh.triton.port import CallKind, EngineCall
 from tests.integration.engine.behaviours import (
     SAMPLED,
     a_stop_ends_the_request_with_its_id,
@@ -33,8 +36,10 @@ from tests.integration.engine_tensorrt_llm.fake_servers import (
     requests_of,
     write,
 )
+from tests.integration.replicas.test_engine_port import running_port
 from tests.patience import patience
 from tests.unit.engine.engines import CONFIG, running
+from tests.unit.triton.contract import Rig
 
 Servers = tuple[Server, Server, Server]
 _ROOM = BLOCKS * BLOCK_TOKENS
@@ -306,6 +311,51 @@ async def test_an_error_of_a_request_ends_that_request_alone(other: Client) -> N
     assert (await beside).error is None
     assert "exceeds max_sequence_tokens (4096)" in str((await other.run([200], 4096)).error)
     assert f"the pool has only {BLOCKS}" in str((await other.run([200] * 1000, 4)).error)
+
+
+async def test_step_frames_carry_calls_errors_and_cancels(
+    servers: Servers, decode: Client, other: Client
+) -> None:
+    """On one step stream each call has the tokens of its own stream, a failed or refused call fails alone with its type,
+    and a cancelled slot ends before the call beside it.
+    """
+    prompts = [_prompt(600 + number, 20 + number) for number in range(6)]
+    wanted = [(await other.run(prompt, 12)).tokens for prompt in prompts]
+    async with _port(servers[2]) as rig:
+        beside = [*prompts, [77, 1, 2], [200] * 1000]
+        *good, failed, refused = await asyncio.gather(
+            *(rig.run(number, _call(number, prompt, 12)) for number, prompt in enumerate(beside))
+        )
+    assert [(heard.ids, heard.error) for heard in good] == [(tokens, None) for tokens in wanted]
+    assert type(failed.error) is EngineError and "a kernel refused the request" in str(failed.error)
+    assert isinstance(refused.error, InvalidRequest)
+    await _fill(other, 6)
+
+    async with _port(servers[1]) as rig:
+        for number, output in ((1, 400), (2, 200)):
+            rig.engine.start(number, _call(number, prompts[number], output))
+        await rig.until(lambda: len(rig.sink.heard(1).ids) > 2)
+        rig.engine.cancel(1)
+        await rig.until(lambda: rig.engine.open_calls() < 2)
+        assert not rig.sink.heard(2).is_over()
+        await rig.until(rig.sink.heard(2).is_over)
+        assert len(rig.sink.heard(2).ids) == 200 and not rig.engine.open_calls()
+    await _fill(decode, 6)
+
+
+@asynccontextmanager
+async def _port(server: Server) -> AsyncIterator[Rig]:
+    """Yield the engine port of a replica, with step frames."""
+    async with running_port(server.grpc, [], model_version="fake-1", block_tokens=BLOCK_TOKENS) as (
+        rig,
+        facts,
+    ):
+        assert facts.step_frames
+        yield rig
+
+
+def _call(number: int, prompt: list[int], output: int) -> EngineCall:
+    return EngineCall(CallKind.CONTEXT_AND_GENERATION, f"f{number}", frames.pack_ids(prompt), output)
 
 
 async def test_a_written_repository_serves_in_a_server_started_by_hand(tmp_path: Path) -> None:

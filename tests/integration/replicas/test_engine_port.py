@@ -50,11 +50,16 @@ EXTRAS = SamplingExtras(alternatives=20)
 
 @asynccontextmanager
 async def running_port(
-    address: str, kv_events: list[dict[str, Any]], *, step_frames: bool = True
+    address: str,
+    kv_events: list[dict[str, Any]],
+    *,
+    step_frames: bool = True,
+    model_version: str = CONFIG.engine.salt,
+    block_tokens: int = 16,
 ) -> AsyncIterator[tuple[Rig, ModelFacts]]:
     """Yield a port on the engine at `address`, ready."""
     client = TritonClient(address)
-    facts = await client.facts(role="prefill", model_version=CONFIG.engine.salt, block_tokens=16)
+    facts = await client.facts(role="prefill", model_version=model_version, block_tokens=block_tokens)
     sink = Recorder()
     engine = TritonEngine(
         client, facts, sink, MonotonicClock(), lambda: None, kv_events.append, step_frames=step_frames
