@@ -192,11 +192,18 @@ class ContainerMesh(LiveMesh[ContainerPart]):
                 return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         return False
 
-    async def replace(self, name: str, image: str) -> None:
-        """Give part `name`, which does not run, another image at the same address. For rolling upgrades."""
+    async def replace(self, name: str, image: str, config_file: Path | None = None) -> None:
+        """Give part `name`, which does not run, another image at the same address. For rolling upgrades.
+
+        `config_file`: its configuration from now on; absent: the one that it has.
+        """
         part = self.parts[name]
         await part.in_thread(part.discard)
-        part.recipe = replace(part.recipe, image=image)
+        mounts = dict(part.recipe.mounts)
+        if config_file is not None:
+            mounts = {path: at for path, at in mounts.items() if at != CONFIG_PATH}
+            mounts[str(config_file)] = CONFIG_PATH
+        part.recipe = replace(part.recipe, image=image, mounts=mounts)
 
     async def vitals(self, name: str) -> Vitals:
         """Return the vitals of part `name`; fails while it is paused."""

@@ -6,12 +6,10 @@ The processes run from the commit that `deploy/images/previous-release` names, w
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,8 +28,6 @@ from kvmesh.redis_link import RedisLink
 from tests.integration.live_mesh import ROOT, until
 from tests.integration.router.conftest import RedisServer
 
-PREVIOUS: Final = ROOT / "deploy/images/previous-release"
-FOLDERS: Final = ("kvmesh", "services", "engines/reference/model")
 CONFIG: Final = """
 [versions.kvmesh-1]
 [versions.v2]
@@ -44,21 +40,6 @@ version = "v2"
 
 POLLS: Final = 4
 """Polls of the leases in which no error may be logged."""
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the last release. Without its commit in this clone: a visible skip; on CI a failure."""
-    lines = PREVIOUS.read_text().splitlines()
-    commit = next(line.strip() for line in lines if not line.startswith("#"))
-    done = subprocess.run(["git", "archive", commit, *FOLDERS], cwd=ROOT, capture_output=True, check=False)
-    if done.returncode and os.environ.get("CI") != "true":
-        pytest.skip(f"NOT TESTED beside the last release: {done.stderr.decode().strip()}")
-    assert done.returncode == 0, done.stderr.decode()
-    folder = tmp_path_factory.mktemp("release")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
 
 
 class Process:

@@ -46,10 +46,10 @@ def settings() -> MeshConfig:
     )
 
 
-def only_what_differs(config: MeshConfig) -> str:
-    """Return `config` as TOML without [control] and without the keys that have their defaults.
+def written(config: MeshConfig, path: Path) -> Path:
+    """Write `config` without [control] and without the keys that have their defaults.
 
-    The last release rejects unknown keys.
+    The last release rejects unknown keys, so it gets a configuration without drawn transports.
     """
     default, lines = MeshConfig(), []
     for name, kind in sections().items():
@@ -62,7 +62,9 @@ def only_what_differs(config: MeshConfig) -> str:
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in changed.items())]
         if not changed:
             lines.pop()
-    return "\n".join(lines) + "\n"
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o644)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +86,12 @@ class Replacement:
     failed: processes of the other release take over or resume its requests.
     """
 
-    def __init__(self, mesh: ContainerMesh, load: Load, images: dict[str, str]) -> None:
+    def __init__(self, mesh: ContainerMesh, load: Load, images: dict[str, str], config_file: Path) -> None:
+        """`images` and `config_file`: those that the parts change to."""
         self._mesh = mesh
         self._load = load
         self._images = images
+        self._config_file = config_file
 
     async def role(self, role: str) -> None:
         """Replace the processes of `role` one by one, each after the one before serves streams."""
@@ -134,7 +138,7 @@ class Replacement:
         """Start part `name` from the other image and wait until it serves."""
         mesh, part = self._mesh, self._mesh.parts[name]
         role = "engine" if name.endswith("-engine") else name.rpartition("-")[0]
-        await mesh.replace(name, self._images[role])
+        await mesh.replace(name, self._images[role], self._config_file)
         await mesh.launch([part])
         await mesh.ready(part)
         if role != "engine":
@@ -156,7 +160,9 @@ async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], 
     """Start a mesh from `before`, replace it by `after` role by role under load, and check that nothing was lost."""
     config = settings()
     mesh = ContainerMesh(config, folder, Options(images=before))
-    (folder / "kvmesh.toml").write_text(only_what_differs(config))
+    configs = {"kvmesh:previous": config, "kvmesh:dev": mesh.config}
+    written(configs[before["frontend"]], folder / "kvmesh.toml")
+    config_file = written(configs[after["frontend"]], folder / "after.toml")
     load = Load(
         [mesh.parts[f"frontend-{number}"].address for number in range(2)],
         Truth(config.engine.salt, config.engine.max_sequence_tokens),
@@ -165,7 +171,7 @@ async def replaced(folder: Path, before: dict[str, str], after: dict[str, str], 
     )
     try:
         await mesh.start()
-        replacement = Replacement(mesh, load, after)
+        replacement = Replacement(mesh, load, after, config_file)
         async with load.running():
             await load.more(CLIENTS)
             for role in order:
