@@ -135,10 +135,11 @@ class LinkCall:
         self._serialize = serialize
         self._deserialize = deserialize
         self._stream: Stream | None = None
+        self._connection: _ClientConnection | None = None
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._ended = asyncio.Event()
         self._is_cancelled = False
-        self._fields = (
+        self.fields = (
             (b":method", b"POST"),
             (b":scheme", b"https" if tls else b"http"),
             (b":path", method.encode()),
@@ -206,6 +207,10 @@ class LinkCall:
 
     # What the connection calls.
 
+    def on_stream(self, stream: Stream) -> None:
+        """Take the stream of this call."""
+        self._stream = stream
+
     def on_headers(self, event: Headers, stream: Stream) -> None:
         """Take the first header block, or the trailers."""
         http = next((value for name, value in event.fields if name == b":status"), None)
@@ -241,7 +246,8 @@ class LinkCall:
             self._note(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
             return None
         if self._status is None:
-            self._stream = connection.open(self, self._fields)
+            self._connection = connection
+            await connection.open(self)
         return self._stream
 
     async def _started(self) -> Stream | None:
@@ -256,6 +262,8 @@ class LinkCall:
         self._note(code, text)
         if self._stream is not None:
             self._stream.reset()
+        elif self._connection is not None:
+            self._connection.withdraw(self)
 
 
 class _ClientConnection(Connection):
@@ -266,23 +274,51 @@ class _ClientConnection(Connection):
         super().__init__(DirectCodec(codec_limits, is_client=True), limits, tls)
         self._message_bytes_max = message_bytes_max
         self._calls: dict[int, LinkCall] = {}
+        self._waiting: dict[LinkCall, asyncio.Future[None]] = {}
+        """Calls beyond the number of streams that the peer allows, oldest first."""
         self._open: asyncio.Future[None] = self._loop.create_future()
 
     async def opened(self) -> None:
         """Return when the peer took the settings. Raises OSError if the connection ended before."""
         await self._open
 
-    def open(self, call: LinkCall, fields: tuple[tuple[bytes, bytes], ...]) -> Stream | None:
-        """Start a stream for `call`. Return None, and end the call, if the connection takes no more."""
-        if self.is_lost or self.is_draining:
-            call.on_reset(-1, self.lost_because or "the peer takes no more calls")
-            return None
+    async def open(self, call: LinkCall) -> None:
+        """Start a stream for `call` as soon as the peer allows one more. End the call if the connection takes none."""
+        waiting = self._waiting[call] = self._loop.create_future()
+        self._serve_waiting()
+        try:
+            await waiting
+        finally:
+            self._waiting.pop(call, None)
+
+    def withdraw(self, call: LinkCall) -> None:
+        """Forget a call that waits for its stream and has ended."""
+        if call in self._waiting:
+            self._waiting.pop(call).set_result(None)
+
+    def _serve_waiting(self) -> None:
+        """Start the calls that wait, as far as the peer allows, or end them."""
+        while self._waiting:
+            takes_none = self.is_lost or self.is_draining
+            if not takes_none and len(self.streams) >= self._codec.streams_allowed():
+                return
+            call = next(iter(self._waiting))
+            self._waiting.pop(call).set_result(None)
+            if takes_none:
+                call.on_reset(-1, self.lost_because or "the peer takes no more calls")
+            else:
+                self._begin(call)
+
+    def _begin(self, call: LinkCall) -> None:
         number = self._codec.new_stream()
         stream = Stream(self, number, MessageReader(self._message_bytes_max))
         self._calls[number] = call
-        self.send_headers(number, fields)
+        self.send_headers(number, call.fields)
         self.add(stream)
-        return stream
+        call.on_stream(stream)
+
+    def on_settings(self) -> None:
+        self._serve_waiting()
 
     def on_open(self) -> None:
         if not self._open.done():
@@ -307,11 +343,14 @@ class _ClientConnection(Connection):
                 self.on_stream_reset(stream, ErrorCode.REFUSED_STREAM)
                 stream.on_reset()
         super().on_gone_away(event)
+        self._serve_waiting()
 
     def forget(self, stream: Stream) -> None:
         super().forget(stream)
         self._calls.pop(stream.number, None)
+        self._serve_waiting()
 
     def on_lost(self, reason: str) -> None:
+        self._serve_waiting()
         if not self._open.done():
             self._open.set_exception(ConnectionError(reason))

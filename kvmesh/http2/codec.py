@@ -119,6 +119,10 @@ class Codec(Protocol):
         """Return the number of the next stream of this side. Clients only."""
         ...
 
+    def streams_allowed(self) -> int:
+        """Return how many streams of this side the peer allows at once (SETTINGS_MAX_CONCURRENT_STREAMS)."""
+        ...
+
     def send_headers(self, stream: int, fields: Fields, *, is_end: bool) -> None:
         """Send a header block. Its fields have lower-case names."""
         ...

@@ -123,6 +123,9 @@ class Connection(asyncio.Protocol):
     def on_open(self) -> None:
         """Take the peer's acknowledgement of the settings."""
 
+    def on_settings(self) -> None:
+        """Take new settings of the peer."""
+
     def on_lost(self, reason: str) -> None:
         """Take the loss of the connection, after `on_stream_reset` for each of its streams."""
 
@@ -414,7 +417,9 @@ class Connection(asyncio.Protocol):
                 self._settling.cancel()
             self.on_open()
             return 0
-        if event is Control.PONG:
+        if event is Control.SETTINGS:
+            self.on_settings()
+        elif event is Control.PONG:
             self.on_pong()
         return 1
 
@@ -439,6 +444,7 @@ class Connection(asyncio.Protocol):
         if number == EVERY:
             self._has_every_opened = True
             self._pump_soon()
+            self.on_settings()
         elif number == CONNECTION:
             if self._stalled:
                 self._pump_soon()

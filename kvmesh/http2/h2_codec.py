@@ -191,6 +191,9 @@ class H2Codec:
     def new_stream(self) -> int:
         return self._h2.get_next_available_stream_id()
 
+    def streams_allowed(self) -> int:
+        return int(self._h2.remote_settings.max_concurrent_streams)
+
     def send_headers(self, stream: int, fields: Fields, *, is_end: bool) -> None:
         if self._is_over(stream):
             return
