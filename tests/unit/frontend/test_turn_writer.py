@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -176,3 +177,101 @@ async def test_a_bug_in_the_callback_ends_its_own_request_alone() -> None:
     assert good.numbers() == [0]
     good.end()
     await good.task
+
+
+class Script:
+    """A source and a transport by hand. `due`: the callbacks of the turn."""
+
+    def __init__(self) -> None:
+        self.output: list[str] = []
+        self.takes_at_once = True
+        self.written: list[str] = []
+        self.delivered_total = self.ready_total = 0
+        self.fault: Exception | None = None
+        self.due: list[Callable[[], None]] = []
+        self.writer = DirectWriter[str](self, self.try_write, TurnWriter(self.due.append, lambda: 7.0))
+        self.writer.try_write("started")
+        self.writer.rest()
+
+    def feed(self, text: str) -> None:
+        self.output.append(text)
+        self.writer.on_ready()
+
+    def turn(self) -> None:
+        due, self.due[:] = list(self.due), []
+        for each in due:
+            each()
+
+    def on_ready(self) -> None:
+        self.ready_total += 1
+
+    def has_ended(self) -> bool:
+        return False
+
+    def take(self) -> str | None:
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+        return self.output.pop(0) if self.output else None
+
+    def delivered(self, now_s: float) -> None:
+        self.delivered_total += 1
+
+    def try_write(self, message: str) -> bool:
+        if self.takes_at_once:
+            self.written.append(message)
+        return self.takes_at_once
+
+
+def test_the_callback_writes_nothing_after_the_task_took_the_request_back() -> None:
+    """Output that came before the take-back is the task's, and the task is told of later output."""
+    script = Script()
+    script.feed("a")
+    assert script.writer.take_back() is None
+    script.turn()
+    script.feed("b")
+    assert script.written == ["started"] and script.output == ["a", "b"] and not script.due
+    assert script.ready_total == 1
+
+
+def test_a_message_that_was_not_taken_is_the_tasks_and_is_returned_once() -> None:
+    """The request does not rest again before the transport has taken a message at once."""
+    script = Script()
+    script.takes_at_once = False
+    script.feed("a")
+    script.turn()
+    assert script.ready_total == 1 and not script.writer.is_direct and not script.delivered_total
+    assert [script.writer.take_back() for _ in range(2)] == ["a", None]
+    script.writer.rest()
+    assert not script.writer.is_direct
+    script.takes_at_once = True
+    assert script.writer.try_write("a")
+    script.writer.rest()
+    assert script.writer.is_direct
+
+
+def test_an_error_of_the_callback_is_raised_once_by_the_take_back() -> None:
+    """It ends its request."""
+    script = Script()
+    script.fault = ValueError("bug")
+    script.feed("a")
+    script.turn()
+    assert script.ready_total == 1 and not script.writer.is_direct
+    with pytest.raises(ValueError, match="bug"):
+        script.writer.take_back()
+    assert script.writer.take_back() is None
+
+
+@pytest.mark.parametrize("takes_at_once", [True, False])
+def test_a_closed_writer_writes_and_returns_nothing(takes_at_once: bool) -> None:
+    """It neither rests nor keeps a message."""
+    script = Script()
+    script.takes_at_once = takes_at_once
+    script.feed("a")
+    if not takes_at_once:
+        script.turn()
+    script.writer.close()
+    script.turn()
+    script.writer.rest()
+    assert not script.writer.is_direct and script.writer.take_back() is None
+    assert script.written == ["started"]
