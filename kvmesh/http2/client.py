@@ -251,6 +251,8 @@ class LinkCall:
         return self._stream
 
     async def _started(self) -> Stream | None:
+        if self._starting.done():
+            return self._starting.result()
         return await asyncio.shield(self._starting)
 
     def _note(self, code: grpc.StatusCode, text: str) -> None:
