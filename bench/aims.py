@@ -73,7 +73,28 @@ GOSSIP = (
     "2 routers, 500 dispatches/s each",
 )
 
+NEW_COSTS: dict[tuple[str, str], float] = {
+    ("64 streams, 20 ms, frontend alone", PER_TOKEN): 18.0,
+    ("128 streams, 20 ms, frontend alone", PER_TOKEN): 12.0,
+    ("800 streams more, frontend alone", STREAM_BYTES): 20.0,
+    ("64 streams, 20 ms, router alone", PER_TOKEN): 5.0,
+    ("64 streams, 20 ms, whole path", f"{PER_TOKEN}, router"): 8.0,
+    ("64 streams, 20 ms, whole path", f"{PER_TOKEN}, decode"): 30.0,
+    ("64 streams, 20 ms, whole path", f"{PER_TOKEN}, Triton of decode"): 6.0,
+    ("64 streams, 20 ms, whole path", f"{PER_TOKEN}, engine process of decode"): 50.0,
+    ("requests of 40 words", f"{PER_REQUEST}, frontend"): 0.5,
+    ("requests of 40 words", f"{PER_REQUEST}, router"): 0.4,
+    ("requests of 40 words", f"{PER_REQUEST}, decode"): 0.8,
+    ("requests of 1,200 words", f"{PER_REQUEST}, frontend"): 2.0,
+    ("requests of 1,200 words", f"{PER_REQUEST}, router"): 1.0,
+    ("requests of 1,200 words", f"{PER_REQUEST}, decode"): 0.5,
+    ("requests of 1,200 words", f"{PER_REQUEST}, prefill"): 2.5,
+    ("one request at a time", "added time to first token, p50"): 2.5,
+}
+"""Limits by case and metric, for batched transports and step frames (docs/decisions/0052, 0053)."""
+
 AIMS: dict[Key, Aim] = {
+    **{Key("cost", f"{case}, new", metric): Aim(limit) for (case, metric), limit in NEW_COSTS.items()},
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
     Key("frontend", STREAMS_64, PER_TOKEN): Aim(60.0),
     Key("router", RATE_200, PER_REQUEST): Aim(0.6),

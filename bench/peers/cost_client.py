@@ -136,16 +136,18 @@ class WordLoad:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def ask(self, words: int, callers: int, seconds: float) -> Mapping[str, Any]:
-        """Send requests of one token for `seconds`, each caller one at a time. Returns when all have ended."""
+        """Send requests of one token for `seconds`, each caller one or more, one at a time. Returns when all have ended."""
         end_s, finished, errors = time.monotonic() + seconds, 0, list[str]()
 
         async def call() -> None:
             nonlocal finished
-            while time.monotonic() < end_s:
+            while True:
                 error = await self._wire.ask(self._text(words), 1, lambda _: None)
                 finished += not error
                 if error:
                     errors.append(error)
+                if time.monotonic() >= end_s:
+                    return
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(callers):
