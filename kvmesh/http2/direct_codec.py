@@ -1,8 +1,8 @@
 """The codec on h2 with a short way for the frames of a call: DATA, HEADERS, WINDOW_UPDATE and PING that are plainly right.
 
 h2 takes 15 to 20 us for a frame, most of it for objects and log texts that nobody reads. `DirectCodec` reads such a frame
-itself and keeps h2's windows and stream states up to date. INVARIANT: a frame that is not plainly right goes to h2 as it is,
-and h2 alone says what is wrong. tests/unit/http2/test_codec.py compares both codecs on random frames.
+itself and keeps h2's windows and stream states up to date. INVARIANT: a frame that is not plainly right goes to h2 as it
+is, and h2 alone says what is wrong. tests/unit/http2/test_codec.py compares both codecs on random frames.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ class DirectCodec(H2Codec):
 
 
 def literal_block(fields: Fields) -> bytes:
-    """Return a header block of literal fields without indexing (RFC 7541, 6.2.2). It suits any state of the peer's table."""
+    """Return a header block of literal fields without indexing (RFC 7541, 6.2.2). It suits any state of the peer's
+    table.
+    """
     parts: list[bytes] = []
     for name, value in fields:
         if name == b":status" and value == b"200":

@@ -156,7 +156,7 @@ class TritonClient:
         request = _request(self.model, inputs, request_id, parameters)
         return _Responses(self._stub.ModelStreamInfer(timeout=timeout_s), request, self._writing)
 
-    def subscribe(
+    def subscription(
         self, inputs: list[InferInput], *, request_id: str, parameters: dict[str, str] | None
     ) -> Responses:
         """Open a stream for one request with many responses. As `stream`."""
@@ -205,7 +205,8 @@ class TritonClient:
 async def _close(
     channel: grpc.aio.Channel, writing: set[asyncio.Timeout], linked: WeakSet[LinkedStream]
 ) -> None:
-    """Close `channel` and the `linked` streams, and let each stream that is `writing` go on to its read. There the end is an error.
+    """Close `channel` and the `linked` streams, and let each stream that is `writing` go on to its read. There the end is
+    an error.
 
     grpc.aio waits for ever to write to a call that was cancelled before it was connected.
     """

@@ -132,7 +132,9 @@ class TritonEngine:
 
     def release(self, context_phase_params: bytes) -> None:
         """See EnginePort."""
-        if self._facts.capabilities.release_handoff:
+        if not self._facts.capabilities.release_handoff:
+            return
+        if self._steps is None or not self._steps.release(context_phase_params):
             self._spawn(self._release(context_phase_params))
 
     def open_calls(self) -> int:

@@ -1,8 +1,9 @@
 """All calls to an engine with step frames, on one stream of gRPC. `step_slots` decides; here are its requests and tasks.
 
 The stream carries a long-lived request, the step stream, whose responses are the frames of all calls. Each call and each
-cancel is a further request without a response. tritonserver keeps all responses of a request until it ends. So a new
-step-stream request takes the place of one that has brought RENEW_BYTES, before that one ends.
+cancel is a further request without a response. The release of a handoff is a further request with one response.
+tritonserver keeps all responses of a request until it ends. So a new step-stream request takes the place of one that has
+brought RENEW_BYTES, before that one ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, Protocol
 
 from tritonclient.grpc import InferInput
@@ -29,7 +31,11 @@ log = logging.getLogger(__name__)
 
 OPEN_ID: Final = "step-stream"
 CANCEL_ID: Final = "step-cancel"
-"""Triton request ids of the requests that are no calls. Errors carry them."""
+RELEASE_ID: Final = "step-release"
+"""Triton request ids of the requests that are no calls; that of a release with a number. Errors carry them."""
+
+RELEASES_MAX: Final = 1_000
+"""Releases without an answer that a stream carries at once."""
 
 
 class StepClient(Protocol):
@@ -54,6 +60,10 @@ class _Stream:
     waiting: dict[int, EngineCall | None] = field(default_factory=dict)
     cancels: list[int] = field(default_factory=list)
     """Slots that the engine shall end, with the next write."""
+    releases: dict[str, bytes] = field(default_factory=dict)
+    """Handoffs to release, by the id of the request that comes next."""
+    releasing: dict[str, bytes] = field(default_factory=dict)
+    """Handoffs whose release was written and is not answered."""
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     received_bytes: int = 0
     open_requests: int = 0
@@ -96,6 +106,8 @@ class StepLink:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._on_replaced = on_replaced
+        self._release = release
+        self._release_numbers = count()
         self._slots = StepSlots(sink, self._cancel_slot, release)
         self._stream: _Stream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +133,18 @@ class StepLink:
             self._cancel_slot(slot)
             self._timer.update()
 
+    def release(self, context_phase_params: bytes) -> bool:
+        """Release a handoff with the next write. Return False, and do nothing, without a stream or with too many releases.
+
+        A release that the stream does not bring about is given to the `release` of the constructor once the stream is lost.
+        """
+        stream = self._stream
+        if stream is None or len(stream.releases) + len(stream.releasing) >= RELEASES_MAX:
+            return False
+        stream.releases[f"{RELEASE_ID}-{next(self._release_numbers)}"] = context_phase_params
+        stream.has_work.set()
+        return True
+
     def open_calls(self) -> int:
         """See EnginePort."""
         return len(self._slots)
@@ -130,6 +154,8 @@ class StepLink:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end()
+            for handoff in (*stream.releasing.values(), *stream.releases.values()):
+                self._release(handoff)
         lost = self._slots.lose(error, self._clock.now_s())
         if isinstance(error, EngineLost):
             self._on_lost(lost)
@@ -184,13 +210,19 @@ class StepLink:
     async def _write(self, stream: _Stream) -> None:
         """Write the requests of a stream, one after the other, until it is lost."""
         while True:
-            if not stream.waiting and not stream.cancels:
+            if not (stream.waiting or stream.cancels or stream.releases):
                 stream.has_work.clear()
                 await stream.has_work.wait()
                 continue
             if stream.waiting:
                 slot = next(iter(stream.waiting))
                 request = self._request(stream, slot, stream.waiting.pop(slot))
+            elif stream.releases:
+                name = next(iter(stream.releases))
+                handoff = stream.releasing[name] = stream.releases.pop(name)
+                request = self._client.request(
+                    self._tensors.of_release(handoff), name, {"request_type": "release_handoff"}
+                )
             else:
                 slots, stream.cancels = stream.cancels, []
                 request = self._control(
@@ -240,9 +272,13 @@ class StepLink:
 
     def _take(self, stream: _Stream, response: Any) -> None:
         """Take one ModelStreamInferResponse. Raises CallError if it ends the stream."""
-        now_s = self._clock.now_s()
+        now_s, request_id = self._clock.now_s(), response.infer_response.id
+        if stream.releasing.pop(request_id, None) is not None:
+            if response.error_message:
+                log.warning("engine did not release a handoff: %s", response.error_message)
+            return
         if response.error_message:
-            error, request_id = errors.of_text(response.error_message), response.infer_response.id
+            error = errors.of_text(response.error_message)
             is_unknown = errors.is_stream_unknown(response.error_message)
             if is_unknown:
                 self._on_replaced()

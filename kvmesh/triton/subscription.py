@@ -62,7 +62,7 @@ class Subscription:
         logged, what = "", self._what
         while True:
             try:
-                stream = self._client.subscribe(
+                stream = self._client.subscription(
                     self._tensors.of_service(), parameters=self._policy.open(), request_id=what
                 )
                 self._stream = stream

@@ -71,7 +71,7 @@ def stream(client: TritonClient, timeout_s: float = 10.0) -> Any:
     """Open a stream for CALL, as a subscription where those are linked."""
     inputs = RequestTensors(INPUTS).of_call(CALL)
     if client.has_linked_streams:
-        return client.subscribe(inputs, request_id=CALL.request_id, parameters=parameters_of(CALL))
+        return client.subscription(inputs, request_id=CALL.request_id, parameters=parameters_of(CALL))
     return client.stream(
         inputs, request_id=CALL.request_id, parameters=parameters_of(CALL), timeout_s=timeout_s
     )
@@ -202,7 +202,7 @@ async def test_a_channel_that_ends_before_it_is_connected_ends_its_streams(ends:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(10.0)
         client = TritonClient(f"127.0.0.1:{silent.getsockname()[1]}", has_linked_streams=linked)
-        async with opened(client.subscribe([], request_id="load_report", parameters={})) as responses:
+        async with opened(client.subscription([], request_id="load_report", parameters={})) as responses:
             reading = asyncio.ensure_future(anext(responses))
             if ends == "reconnect later":
                 closing = client.reconnect()

@@ -199,6 +199,11 @@ class FakeServer:
         assert timeout_s is None or timeout_s > 0
         return Stream(self, inputs, request_id, parameters or {})
 
+    def subscription(
+        self, inputs: list[InferInput], *, request_id: str, parameters: dict[str, str] | None
+    ) -> Stream:
+        return self.stream(inputs, request_id=request_id, parameters=parameters)
+
     def request(self, inputs: list[InferInput], request_id: str, parameters: dict[str, str]) -> Any:
         raise AssertionError("this server offers no step frames")
 

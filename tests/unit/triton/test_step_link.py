@@ -13,7 +13,7 @@ from engines.contract import step_frames
 from engines.contract.outputs import RequestOutput
 from engines.contract.step_frames import SlotProgress
 from kvmesh.clock import MonotonicClock
-from kvmesh.triton import subscription_policy
+from kvmesh.triton import step_link, subscription_policy
 from kvmesh.triton.client import TritonClient
 from kvmesh.triton.errors import EngineError, EngineLost, InvalidRequest
 from kvmesh.triton.step_link import StepLink
@@ -74,6 +74,7 @@ class Rig:
         self.client, self.sink = Client(), Recorder()
         self.flushes = self.replaced_total = 0
         self.lost: list[str] = []
+        self.released: list[bytes] = []
         self.number = 0
         self.link = StepLink(
             cast(Any, self.client),
@@ -84,7 +85,7 @@ class Rig:
             on_frame=lambda _: None,
             on_lost=self.lost.extend,
             on_replaced=self._replaced,
-            release=lambda _: None,
+            release=self.released.append,
         )
 
     def _flushed(self) -> None:
@@ -133,6 +134,13 @@ def refused(text: str, request_id: str) -> Any:
     return response
 
 
+def answered(request_id: str) -> Any:
+    """Return a response without frames."""
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.id = request_id
+    return response
+
+
 def kinds(stream: Exchange) -> list[tuple[str, str]]:
     """Return what was written: the kind of each request, or its slot, and its further parameter."""
     return [
@@ -175,6 +183,43 @@ def test_calls_and_cancels_share_one_stream() -> None:
             ("step_cancel", "1,2"),
         ]
         assert rig.link.open_calls() == 4
+
+    run(test)
+
+
+def test_releases_share_the_stream_and_those_without_an_answer_outlive_it() -> None:
+    """A refused release is over, as an answered one is. Without a stream a release is the caller's."""
+
+    async def test(rig: Rig) -> None:
+        assert not rig.link.release(b"early")
+        stream = await rig.started(1)
+        handoffs = [b"answered", b"refused", b"unanswered"]
+        assert all(rig.link.release(each) for each in handoffs)
+        await rig.until(lambda: len(stream.written) == 5)
+        first, second, _ = (each.id for each in stream.written[2:])
+        assert [each.raw_input_contents[-1][-6:] for each in stream.written[2:]] == [
+            each[-6:] for each in handoffs
+        ]
+        stream.responses.put_nowait(answered(first))
+        stream.responses.put_nowait(refused("unknown", second))
+        stream.may_write.clear()
+        assert rig.link.release(b"unwritten")
+        await rig.until(stream.responses.empty)
+        stream.responses.put_nowait(EngineLost("gone"))
+        await rig.until(lambda: bool(rig.released))
+        assert rig.released == [b"unanswered", b"unwritten"]
+        assert rig.sink.heard(1).is_over()
+
+    run(test)
+
+
+def test_releases_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that answers none costs no memory without end."""
+    monkeypatch.setattr(step_link, "RELEASES_MAX", 3)
+
+    async def test(rig: Rig) -> None:
+        await rig.started(1)
+        assert [rig.link.release(b"%d" % number) for number in range(5)] == [True] * 3 + [False] * 2
 
     run(test)
 

@@ -39,7 +39,7 @@ class Engine:
         self.delay_s = delay_s
         self.streams = 0
 
-    def subscribe(self, tensors: object, *, parameters: object, request_id: str) -> Stream:
+    def subscription(self, tensors: object, *, parameters: object, request_id: str) -> Stream:
         self.streams += 1
         return Stream(self.delay_s)
 
