@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import grpc
 
+from kvmesh.clock import MonotonicClock
 from kvmesh.http2.codec import CodecLimits
 from kvmesh.http2.connection import CONNECTION_WINDOW, ConnectionLimits
 from kvmesh.http2.direct_codec import DirectCodec
+from kvmesh.http2.input_turns import InputTurns, call_soon
 from kvmesh.http2.server_connection import CallLimits, ServerConnection
 from kvmesh.http2.tls import ServerContexts, TlsEnd
 from kvmesh.trust.server_credentials import ServerTls
@@ -29,7 +31,7 @@ BACKLOG: Final = 1_024
 CLOSING_TURNS: Final = 4
 """Turns of the event loop in which asyncio accepts or closes a connection."""
 
-ACCEPTS: Final = 64
+ACCEPTS: Final = 8
 """Most connections that are taken in one turn of the event loop."""
 
 ACCEPT_PAUSE_S: Final = 0.1
@@ -72,6 +74,7 @@ class BatchedServer:
         self._handlers: dict[bytes, Any] = {}
         """Handlers by path, wrapped by the interceptors."""
         self._ports: list[tuple[socket.socket, ServerContexts | None]] = []
+        self._turns = InputTurns(MonotonicClock(), call_soon)
         self._arriving: set[asyncio.Task[None]] = set()
         self._connections: set[ServerConnection] = set()
         self._idle = asyncio.Event()
@@ -202,6 +205,7 @@ class BatchedServer:
             self._handlers.get,
             self._on_made,
             self._on_lost,
+            self._turns,
         )
 
     def _on_made(self, connection: ServerConnection) -> bool:

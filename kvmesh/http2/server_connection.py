@@ -13,6 +13,7 @@ import grpc
 from kvmesh.http2.codec import Codec, ErrorCode, GoneAway, Headers
 from kvmesh.http2.connection import LAST_STREAM_MAX, Connection, ConnectionLimits
 from kvmesh.http2.fields import Malformed, NotACall, call_fields, size_of, status_fields
+from kvmesh.http2.input_turns import InputTurns
 from kvmesh.http2.messages import MessageReader, WireError
 from kvmesh.http2.server_call import RESPONSE, ServerCall
 from kvmesh.http2.stream import Stream
@@ -45,9 +46,10 @@ class ServerConnection(Connection):
         handler_of: Callable[[bytes], Any],
         on_made: Callable[[ServerConnection], bool],
         on_lost: Callable[[ServerConnection], None],
+        turns: InputTurns,
     ) -> None:
         """`on_made` returns False if the connection must be closed at once."""
-        super().__init__(codec, limits, tls)
+        super().__init__(codec, limits, tls, turns)
         self._call_limits = calls
         self._handler_of = handler_of
         self._on_made = on_made

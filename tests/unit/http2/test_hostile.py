@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,9 @@ import pytest
 from hyperframe.frame import DataFrame, PingFrame, PriorityFrame, SettingsFrame
 
 from kvmesh.http2.codec import WINDOW
-from kvmesh.http2.connection import CONNECTION_WINDOW, OUTPUT_BYTES_MAX, ConnectionLimits
+from kvmesh.http2.connection import CONNECTION_WINDOW, OUTPUT_BYTES_MAX, SLICE_BYTES, ConnectionLimits
 from kvmesh.http2.h2_codec import SWEEP_EVERY
+from kvmesh.http2.input_turns import InputTurns, call_soon
 from kvmesh.http2.stream import Stream
 from tests.patience import wait_for
 from tests.raw_frames import (
@@ -34,8 +35,9 @@ from tests.raw_frames import (
     settings_flood,
     window_frame,
 )
+from tests.raw_http2 import RawConnection
 from tests.unit.http2.echo import MESSAGE_BYTES_MAX
-from tests.unit.http2.siege import BOTH, LARGE, UNARY, Siege, besieged, until
+from tests.unit.http2.siege import BOTH, JOIN, LARGE, UNARY, Siege, besieged, until
 
 ENHANCE_YOUR_CALM = 11
 BUDGET = 400
@@ -382,6 +384,68 @@ async def test_settings_at_once_are_few() -> None:
         await siege.attacker.closed()
         assert siege.attacker.goaway is not None
         assert siege.attacker.goaway.error_code == ENHANCE_YOUR_CALM
+
+
+class SliceClock:
+    """A clock by which each slice of input takes 1 ms."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def now_s(self) -> float:
+        self.readings += 1
+        return self.readings / 1000
+
+
+async def test_floods_of_twenty_connections_take_a_turn_together() -> None:
+    """A call of another connection ends while most input of the floods waits. Nothing of it is lost."""
+    async with besieged() as siege, AsyncExitStack() as stack:
+        clock = SliceClock()
+        siege.server._turns = InputTurns(clock, call_soon)
+
+        async def connected() -> RawConnection:
+            made = await stack.enter_async_context(RawConnection.connect(siege.address))
+            await made.ping()
+            return made
+
+        bystander, attackers = await connected(), [await connected() for _ in range(20)]
+        message = framed(bytes(4_000))
+        flood = b"".join(DataFrame(1, bytes([byte])).serialize() for byte in message)
+        streams = [attacker.call(JOIN) for attacker in attackers]
+        for attacker in attackers:
+            attacker.send(flood, DataFrame(1, b"", flags=["END_STREAM"]))
+        await until(lambda: sum(each._is_held for each in siege.server._connections) == len(attackers))
+        before = clock.readings
+        stream = bystander.call(UNARY)
+        await stream.send_message(b"x")
+        await stream.ended()
+        slices = (clock.readings - before) // 2
+        assert 0 < slices < 0.25 * len(flood) / SLICE_BYTES * len(attackers)
+        for stream in streams:
+            await stream.ended()
+            assert stream.messages == [bytes(4_000)]
+
+
+async def test_input_that_waits_for_its_turn_holds_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends faster than its turns come is not read meanwhile: one read of it waits at most."""
+    async with besieged(connection_window=4 << 20) as siege:
+        siege.target._turns = InputTurns(SliceClock(), call_soon)
+        received: list[int] = []
+        take_data = siege.target.data_received
+
+        def data_received(data: bytes) -> None:
+            received.append(len(data))
+            assert not siege.target._is_held, "the socket is read while input waits"
+            take_data(data)
+
+        monkeypatch.setattr(siege.target, "data_received", data_received)
+        streams = [siege.attacker.call(JOIN) for _ in range(30)]
+        for stream in streams:
+            await stream.send_message(bytes(50_000))
+        for stream in streams:
+            await stream.ended()
+            assert stream.messages == [bytes(50_000)]
+        assert len(received) > 3 and sum(received) > 30 * 50_000
 
 
 async def test_idle_connections_are_counted_and_others_are_served() -> None:
