@@ -1,5 +1,7 @@
 """A soak of the batched edge: connections come and go, and the memory of the frontend stays flat.
 
+Before it, idle connections show the memory that each takes.
+
 `python -m tests.clients.soak --minutes 20`
 """
 
@@ -23,6 +25,7 @@ import typer
 
 from bench import pages
 from tests.chaos import machine
+from tests.clients import idle
 from tests.clients.cases import CHECK, MODEL
 from tests.clients.site import GENERATE, PLAIN, Site, request, running_site
 from tests.raw_http2 import RawConnection
@@ -159,11 +162,15 @@ class Soak:
         self._visitors = Visitors(site.address(), seed)
         self._frontend = psutil.Process(site.mesh.parts[PLAIN].pid)
         self._memory_mb: list[float] = []
+        self.idle_kb = 0.0
+        """Memory of an idle connection."""
         self.rows: list[Row] = []
 
     async def run(self) -> list[str]:
         """Run, and return what is wrong. Prints a line each minute."""
         files = self._frontend.num_fds()
+        self.idle_kb = await idle.connection_kb(self._site.address(), self._frontend)
+        typer.echo(f"an idle connection takes {self.idle_kb:.1f} KB")
         visiting = [asyncio.create_task(self._visitors.stay()) for _ in range(CONNECTIONS)]
         try:
             await self._watch()
@@ -173,6 +180,9 @@ class Soak:
             await asyncio.gather(*visiting, return_exceptions=True)
         await asyncio.sleep(SETTLE_S)
         wrong = [f"{count} x {text}" for text, count in self._visitors.faults.most_common(10)]
+        if self.idle_kb > idle.CONNECTION_KB_MAX:
+            allowed = f"allowed are {idle.CONNECTION_KB_MAX:g} KB"
+            wrong.append(f"an idle connection took {self.idle_kb:.1f} KB; {allowed}")
         grown_mb = self.grown_mb()
         if grown_mb > GROWN_MB_MAX:
             wrong.append(f"the memory grew by {grown_mb:.1f} MB; allowed are {GROWN_MB_MAX:g} MB")
@@ -230,38 +240,37 @@ def run(
         pages.put(write.read_text(encoding="utf-8"), [], BEGIN, END)
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    rows, grown_mb, wrong = asyncio.run(_run(minutes, seed, logs.resolve()))
+    soak, wrong = asyncio.run(_run(minutes, seed, logs.resolve()))
+    grown_mb = soak.grown_mb()
     typer.echo(f"memory {grown_mb:+.1f} MB from the second quarter to the last; logs: {logs.resolve()}")
     for each in wrong:
         typer.echo(f"WRONG: {each}")
     if write is not None:
-        lines = _section(rows, minutes, grown_mb, wrong, seed)
+        lines = _section(soak, minutes, wrong, seed)
         text = pages.put(write.read_text(encoding="utf-8"), lines, BEGIN, END)
         write.write_text(text, encoding="utf-8")
     if wrong:
         raise typer.Exit(1)
 
 
-async def _run(minutes: float, seed: int, logs: Path) -> tuple[list[Row], float, list[str]]:
+async def _run(minutes: float, seed: int, logs: Path) -> tuple[Soak, list[str]]:
     async with running_site(logs) as site:
         typer.echo("  ".join(f"{name:>12}" for name in COLUMNS))
         soak = Soak(site, minutes, seed)
-        wrong = await soak.run()
-        return soak.rows, soak.grown_mb(), wrong
+        return soak, await soak.run()
 
 
-def _section(
-    rows: Sequence[Row], minutes: float, grown_mb: float, wrong: Sequence[str], seed: int
-) -> list[str]:
+def _section(soak: Soak, minutes: float, wrong: Sequence[str], seed: int) -> list[str]:
     date = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d")
     return [
         f"`make soak-edge` on {date}, commit {machine.commit()}, {minutes:g} minutes, seed {seed}.",
         f"{machine.about()}.",
         "",
-        f"Memory of the frontend from the second quarter of the run to the last one: {grown_mb:+.1f} MB.",
+        f"Memory of the frontend from the second quarter of the run to the last one: {soak.grown_mb():+.1f} MB.",
+        f"Memory of an idle connection, over {idle.CONNECTIONS:,} of them: {soak.idle_kb:.1f} KB.",
         *(f"Violated: {each}" for each in wrong),
         "",
-        *pages.table(COLUMNS, (row.cells() for row in rows)),
+        *pages.table(COLUMNS, (row.cells() for row in soak.rows)),
     ]
 
 
