@@ -45,7 +45,7 @@ class InputTurns:
         self._first: deque[Input] = deque()
         self._second: deque[Input] = deque()
         self._left_s = TURN_S
-        """Time that is left of this turn."""
+        """Time that is left of this turn. Turns that take little of it share it: a callback for each costs more."""
         self._is_due = False
 
     def ready(self, source: Input) -> bool:
@@ -58,16 +58,21 @@ class InputTurns:
                 if not self._take(source):
                     return True
         (self._second if source.is_new else self._first).append(source)
+        self._schedule()
         return False
 
-    def _take(self, source: Input) -> bool:
-        """Take one slice. Return True if more waits."""
+    def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
             self._call_soon(self._serve)
+
+    def _take(self, source: Input) -> bool:
+        """Take one slice. Return True if more waits."""
         begin_s = self._now_s()
         has_more = source.take_slice()
         self._left_s -= self._now_s() - begin_s
+        if self._left_s < TURN_S / 2:
+            self._schedule()
         if not has_more:
             source.is_new = False
         return has_more
@@ -81,6 +86,8 @@ class InputTurns:
             self._advance(self._second)
         while self._second and self._left_s > 0:
             self._advance(self._second)
+        if self._first or self._second:
+            self._schedule()
 
     def _advance(self, line: deque[Input]) -> None:
         source = line.popleft()
