@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._turns = turns or InputTurns(MonotonicClock(), call_soon)
         self.is_new = True
         """See Input."""
-        self._input: memoryview | None = None
+        self._input: bytes | memoryview | None = None
         """Input that waits for its turn."""
         self._plain: memoryview | None = None
         """Input without its TLS, which waits as well and comes before."""
@@ -158,9 +158,9 @@ class Connection(asyncio.Protocol):
             return
         self._heard_s, self._pinged_s = self._loop.time(), None
         if self._is_held:
-            self._input = memoryview(b"".join((self._input or b"", data)))
+            self._input = b"".join((self._input or b"", data))
             return
-        self._input = memoryview(data)
+        self._input = data
         if not self._turns.ready(self) and not self.is_lost:
             assert self._transport is not None
             self._is_held = True
@@ -359,8 +359,13 @@ class Connection(asyncio.Protocol):
 
     def take_slice(self) -> bool:
         """See Input."""
-        if self._plain is None and self._input is not None:
-            self._plain, self._input = self._input, None
+        waiting = self._input
+        if self._plain is None and waiting is not None:
+            if self.tls is None and len(waiting) <= SLICE_BYTES:
+                self._input = None
+                self._take(bytes(waiting))
+                return False
+            self._plain, self._input = memoryview(waiting), None
             if self.tls is not None:
                 part, self._input = _split(self._plain, RECORD_BYTES)
                 data = self._receive_tls(bytes(part))

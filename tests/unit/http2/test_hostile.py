@@ -448,6 +448,20 @@ async def test_input_that_waits_for_its_turn_holds_the_socket(monkeypatch: pytes
         assert len(received) > 3 and sum(received) > 30 * 50_000
 
 
+async def test_input_that_comes_while_the_socket_is_held_stays_in_order() -> None:
+    """A transport may have read more before it was told to pause."""
+    async with besieged() as siege:
+        siege.target._turns = InputTurns(SliceClock(), call_soon)
+        stream = siege.attacker.call(JOIN)
+        await siege.attacker.ping()
+        message = framed(bytes(range(256)) * 40)
+        siege.target.data_received(DataFrame(stream.number, message).serialize())
+        assert siege.target._is_held
+        siege.target.data_received(DataFrame(stream.number, b"", flags=["END_STREAM"]).serialize())
+        await stream.ended()
+        assert stream.messages == [bytes(range(256)) * 40]
+
+
 async def test_idle_connections_are_counted_and_others_are_served() -> None:
     async with besieged() as siege:
         host, _, port = siege.address.rpartition(":")
