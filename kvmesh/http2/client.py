@@ -339,6 +339,7 @@ class _ClientConnection(Connection):
             call.on_reset(code, self.lost_because)
 
     def on_gone_away(self, event: GoneAway) -> None:
+        self.is_draining = True  # first: each refused stream leaves its place to a call that waits
         for number in [each for each in self._calls if each > event.last_stream]:
             stream = self.streams.get(number)
             if stream is not None:

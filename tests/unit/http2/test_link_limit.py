@@ -134,6 +134,17 @@ async def test_a_call_that_waits_starts_or_ends(frames: list[Frame], text: str |
             assert text in await third.details() and opened.empty()
 
 
+async def test_a_drain_that_refuses_the_older_call_ends_the_one_that_waits() -> None:
+    """The peer ignores streams that begin behind its GOAWAY, so none begins in the place of the refused one."""
+    async with limited() as (address, opened, send), linked(address) as (_, start):
+        first, second = start(), start()
+        assert await wait_for(opened.get(), 10) == 1
+        send([GoAwayFrame(0, last_stream_id=0)])
+        for call in (first, second):
+            assert await wait_for(call.code(), 10) is grpc.StatusCode.UNAVAILABLE
+        assert opened.empty()
+
+
 @asynccontextmanager
 async def limited() -> AsyncIterator[tuple[str, asyncio.Queue[int], Callable[[list[Frame]], None]]]:
     """Serve one connection with one stream at once. Yield its address, the opened streams, and what sends frames."""
