@@ -103,16 +103,15 @@ class LinkChannel:
     async def _connect(self) -> _ClientConnection:
         """Return the connection. Raises OSError."""
         host, _, port = self._address.rpartition(":")
-
-        def make() -> _ClientConnection:
-            tls = self._tls
-            end = TlsEnd(tls.context, is_server=False, server_name=tls.server_name) if tls else None
-            return _ClientConnection(self._limits, end, self._message_bytes_max)
-
+        tls = self._tls
+        end = TlsEnd(tls.context, is_server=False, server_name=tls.server_name) if tls else None
+        connection = _ClientConnection(self._limits, end, self._message_bytes_max)
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._limits.handshake_s):  # TCP itself repeats a lost SYN for two minutes
-            _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
         try:
+            async with asyncio.timeout(
+                self._limits.handshake_s
+            ):  # TCP itself repeats a lost SYN for two minutes
+                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
             await connection.opened()
         except BaseException:
             connection.abort("the channel was closed")
@@ -357,3 +356,4 @@ class _ClientConnection(Connection):
         self._serve_waiting()
         if not self._open.done():
             self._open.set_exception(ConnectionError(reason))
+            self._open.exception()  # nobody waits for it if the channel was closed just before

@@ -145,6 +145,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self.is_lost:  # it was given up while it was made
+            self._transport.abort()
+            return
         self.peer = peer_name(transport.get_extra_info("peername"))
         self._settling = self._loop.call_later(self._limits.handshake_s, self._on_unsettled)
         if self.tls is None:

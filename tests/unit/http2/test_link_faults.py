@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import uvloop
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -210,6 +212,28 @@ async def test_a_channel_that_closes_while_it_connects_leaves_nothing(turns: int
         if opened:
             await wait_for(closed.wait(), 5)
     server.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_channel_that_closes_in_any_turn_of_its_connect_logs_no_error(run: Callable[[Any], None]) -> None:
+    """uvloop closes a socket that is given up while it connects, and tells its protocol nothing."""
+
+    async def closed_in_each_turn() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server:
+            for turns in range(12):
+                async with linked(f"{host}:{port}") as (channel, start):
+                    call = start()
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    channel.abort()
+                    assert await wait_for(call.code(), 5) is not grpc.StatusCode.OK
+                    del channel, start, call
+                    gc.collect()  # a future with an unread error says so when it is freed
+                    await asyncio.sleep(0)
+
+    run(closed_in_each_turn())
 
 
 @pytest.fixture(scope="module")
