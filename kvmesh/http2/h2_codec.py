@@ -40,6 +40,7 @@ from h2.exceptions import (
     ProtocolError,
     StreamClosedError,
 )
+from h2.frame_buffer import FrameBuffer
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame
 
@@ -88,6 +89,15 @@ class _GoneAwayReceived(H2Event):
 
 class _NothingReceived(H2Event):
     """A frame without an effect, for example one on a closed stream."""
+
+
+class _Frames(FrameBuffer):
+    """Input that refuses a frame above the limit by its header. h2 waits for all of it first, up to 16 MiB."""
+
+    def __next__(self) -> Frame:
+        if len(self._data) >= FRAME.size:
+            self._validate_frame_length(int.from_bytes(self._data[:3], "big"))
+        return super().__next__()
 
 
 class _H2(H2Connection):
@@ -156,6 +166,7 @@ class H2Codec:
         }
         if is_client:
             settings[SettingCodes.ENABLE_PUSH] = 0
+        self._h2.incoming_buffer = _Frames(server=not is_client)
         self._h2.local_settings = Settings(client=is_client, initial_values=settings)
         self._h2.decoder.max_header_list_size = HEADER_LIST_BYTES_MAX
         self._closed = 0
@@ -224,6 +235,7 @@ class H2Codec:
     def half_close(self, stream: int) -> None:
         if not self._is_over(stream):
             self._h2.end_stream(stream)
+            self._note_closed()  # it closes with the end of the peer, which counts nothing
 
     def reset(self, stream: int, code: int) -> None:
         if self._is_over(stream):

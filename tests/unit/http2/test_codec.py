@@ -137,12 +137,14 @@ def test_a_closed_stream_takes_resets_and_grants_without_an_effect(seed: int) ->
     pair.move()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_many_streams_leave_no_state(seed: int) -> None:
     pair = Pair(seed)
     for _ in range(600):
         stream = pair.client.new_stream()
-        pair.client.send_headers(stream, REQUEST, is_end=True)
+        pair.client.send_headers(stream, REQUEST, is_end=seed < 4)
+        if seed >= 4:
+            pair.client.half_close(stream)
         pair.move()
         pair.server.send_headers(stream, RESPONSE, is_end=True)
         pair.move()
@@ -307,6 +309,17 @@ def test_both_codecs_refuse_the_same(frames: tuple[bytes, ...], wide: int) -> No
         answers.append(([taken(codec, each) for each in frames], codec.take()))
     assert answers[0] == answers[1]
     assert answers[0][1]
+
+
+@pytest.mark.parametrize("before", [b"", request(5, flags=0)], ids=["alone", "in a header block"])
+@pytest.mark.parametrize("kind", CODECS)
+def test_a_frame_above_the_limit_is_refused_by_its_header(kind: type[H2Codec], before: bytes) -> None:
+    """Nothing of it is kept: it may have 16 MiB."""
+    codec = kind(NARROW, is_client=False)
+    codec.start()
+    codec.receive(PREFACE + request(3) + before)
+    codec.receive(data(3, 16_385)[:8])
+    assert taken(codec, data(3, 16_385)[8:9]) == 6  # FRAME_SIZE_ERROR
 
 
 def test_a_change_of_the_table_is_told_in_the_next_header_block() -> None:
