@@ -147,7 +147,7 @@ class DirectCodec(H2Codec):
 
     def _take_headers(self, flags: int, stream: int, payload: bytes) -> Event | None:
         names = _FLAGS.get(flags)
-        if names is None or stream == CONNECTION:
+        if names is None:
             return None
         if self._is_client:
             found: Any = self._h2.streams.get(stream)

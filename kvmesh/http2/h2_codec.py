@@ -1,10 +1,11 @@
 """The codec on h2, the HTTP/2 library of hyper (docs/decisions/0052).
 
-h2 keeps the state of streams, the windows, HPACK and the rules of RFC 9113. Three of its ways do not suit a server with
+h2 keeps the state of streams, the windows, HPACK and the rules of RFC 9113. Four of its ways do not suit a server with
 long streams, and are replaced here:
 
 - It counts open streams by a walk over all of them at each new one. `_H2` counts nothing, because the connection does.
 - It ends a connection at the first GOAWAY. gRPC drains: streams run on after a GOAWAY, in both directions.
+- It checks the length of a frame, up to 16 MiB, once all of it is there. `_Frames` checks its header.
 - A DATA frame takes it some 8 us. `send_data` packs the frame itself, and keeps h2's windows up to date.
 """
 

@@ -295,6 +295,7 @@ def data(stream: int, size: int, flags: int = 0) -> bytes:
         (frame(DATA, 8, 3, b"\x09short"),),
         (request(5, (b"content-length", b"2")), data(5, 3)),
         (data(3, 16_385),),
+        (request(5 | 1 << 31), data(5, 3), frame(PING, 0, 0, bytes(8))),
     ],
 )
 def test_both_codecs_refuse_the_same(frames: tuple[bytes, ...], wide: int) -> None:
@@ -309,6 +310,75 @@ def test_both_codecs_refuse_the_same(frames: tuple[bytes, ...], wide: int) -> No
         answers.append(([taken(codec, each) for each in frames], codec.take()))
     assert answers[0] == answers[1]
     assert answers[0][1]
+
+
+def answer(chance: random.Random) -> bytes:
+    """Return a frame of a server to the client of the next test, which may come at a wrong moment."""
+    stream = chance.choice((1, 1, 1, 3, 5, 7))
+    reserved = chance.choice((0, 0, 1 << 31))
+    field = (b"x-number", b"%d" % chance.randint(0, 9))
+    return chance.choice(
+        (
+            frame(HEADERS, 4, stream | reserved, literal_block((*RESPONSE, field))),
+            frame(HEADERS, 4, stream, literal_block(RESPONSE)),
+            frame(HEADERS, 4, stream, literal_block(((b":status", b"103"), field))),
+            frame(HEADERS, 5, stream, literal_block((field,))),
+            frame(DATA, chance.choice((0, 0, 1)), stream | reserved, bytes(chance.choice((0, 5, 16_000)))),
+            frame(RST_STREAM, 0, stream, struct.pack(">I", 8)),
+            frame(WINDOW_UPDATE, 0, chance.choice((0, stream)), struct.pack(">I", 70_000)),
+            frame(SETTINGS, 0, 0, struct.pack(">HI", 4, chance.choice((0, 100, 200_000)))),
+            frame(PUSH, 4, stream, struct.pack(">I", 2) + literal_block(REQUEST)),
+            frame(GOAWAY, 0, 0, struct.pack(">II", stream, 0)),
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_both_clients_take_the_same_from_any_server(seed: int) -> None:
+    """Stream 1 is open, 3 was reset by the client, 5 is half-closed, and 7 was never opened."""
+    chance = random.Random(seed)
+    codecs = [kind(NARROW, is_client=True) for kind in CODECS]
+    for codec in codecs:
+        codec.start()
+        codec.receive(frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+        for stream in (1, 3, 5):
+            codec.send_headers(stream, REQUEST, is_end=False)
+        codec.reset(3, ErrorCode.CANCEL)
+        codec.half_close(5)
+        codec.send_data(1, bytes(200))
+    for _ in range(20):
+        now = answer(chance)
+        got = [taken(codec, now) for codec in codecs]
+        assert got[0] == got[1]
+        assert codecs[0].take() == codecs[1].take()
+        if isinstance(got[0], int):
+            return
+        for stream in (CONNECTION, 1, 3, 5, 7):
+            assert windows(codecs[0], stream) == windows(codecs[1], stream)
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_an_answer_on_a_stream_that_the_peer_reset_is_dropped(kind: type[H2Codec]) -> None:
+    codec = kind(NARROW, is_client=False)
+    codec.start()
+    codec.receive(PREFACE + request(3) + frame(RST_STREAM, 0, 3, bytes(4)))
+    codec.take()
+    codec.send_headers(3, RESPONSE, is_end=True)
+    assert not codec.waiting_bytes()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_header_block_above_the_size_of_a_frame_is_sent_in_parts(seed: int) -> None:
+    pair = Pair(seed)
+    stream = pair.client.new_stream()
+    pair.client.send_headers(stream, REQUEST, is_end=False)
+    pair.move()
+    fields = (*RESPONSE, *((b"n", pair.random.randbytes(5_000)) for _ in range(4)))
+    pair.client._h2.decoder.max_header_list_size = 1 << 20
+    pair.server.send_headers(stream, fields, is_end=False)
+    pair.move()
+    (event,) = (each for each in pair.at_client if isinstance(each, Headers))
+    assert tuple(map(tuple, event.fields)) == fields
 
 
 @pytest.mark.parametrize("before", [b"", request(5, flags=0)], ids=["alone", "in a header block"])
