@@ -142,6 +142,15 @@ async def test_each_end_has_its_status(frames: list[Frame], code: grpc.StatusCod
         assert call.cancel() is False
 
 
+@pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 64}.test:1", "127.0.0.1:1"])
+async def test_an_address_that_cannot_be_connected_ends_its_calls(address: str) -> None:
+    """It may come from Redis, so any of them is the other side's fault."""
+    async with linked(address) as (_, start):
+        call = start()
+        assert await wait_for(call.read(), 5) is EOF
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_loss_in_the_middle_ends_each_call_and_the_next() -> None:
     async with answering(headers(ANSWER), closes=True) as address, linked(address) as (_, start):
         calls = [start() for _ in range(3)]
