@@ -138,6 +138,7 @@ class LinkCall:
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._ended = asyncio.Event()
         self._is_cancelled = False
+        self._is_half_closed = False
         self.fields = (
             (b":method", b"POST"),
             (b":scheme", b"https" if tls else b"http"),
@@ -149,14 +150,19 @@ class LinkCall:
         self._starting = asyncio.create_task(self._start(connecting), name=f"call:{method}")
 
     async def write(self, message: Any) -> None:
-        """Send one message. Raises grpc.aio.UsageError: the call is over."""
+        """Send one message. Raises grpc.aio.UsageError: the call is over, or `done_writing` was called."""
+        if self._is_half_closed:
+            raise grpc.aio.UsageError("the call is half-closed")
         stream = await self._started()
         if stream is None:
             raise grpc.aio.UsageError("the call is over")
         await stream.write(self._serialize(message))
 
     async def done_writing(self) -> None:
-        """Tell the peer that no message follows. Raises grpc.aio.UsageError: the call is over."""
+        """Tell the peer that no message follows. Again: no effect. Raises grpc.aio.UsageError: the call is over."""
+        if self._is_half_closed:
+            return
+        self._is_half_closed = True
         stream = await self._started()
         if stream is None:
             raise grpc.aio.UsageError("the call is over")

@@ -176,6 +176,21 @@ async def test_a_goaway_lets_the_older_call_end() -> None:
         assert await wait_for(start().code(), 5) is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_half_closed_call_sends_nothing_more_and_keeps_its_connection() -> None:
+    """DATA behind its end would end the connection, with all of its calls."""
+    async with echoing() as (_, _, address), linked(address) as (_, start):
+        call, other = start(), start()
+        await wait_for(call.write(b"x"), 5)
+        for _ in range(2):
+            await wait_for(call.done_writing(), 5)
+        with pytest.raises(grpc.aio.UsageError):
+            await wait_for(call.write(b"y"), 5)
+        assert [await wait_for(call.read(), 5) for _ in range(2)] == [b"x", EOF]
+        assert await call.code() is grpc.StatusCode.OK
+        await wait_for(other.write(b"z"), 5)
+        assert await wait_for(other.read(), 5) == b"z"
+
+
 async def test_calls_that_ended_are_forgotten() -> None:
     async with echoing() as (_, _, address), linked(address) as (channel, start):
         for number in range(20):
