@@ -108,9 +108,8 @@ class LinkChannel:
         connection = _ClientConnection(self._limits, end, self._message_bytes_max)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(
-                self._limits.handshake_s
-            ):  # TCP itself repeats a lost SYN for two minutes
+            # TCP itself repeats a lost SYN for two minutes.
+            async with asyncio.timeout(self._limits.handshake_s):
                 await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
             await connection.opened()
         except BaseException:
