@@ -16,8 +16,8 @@ from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool, oracle
 from tests.patience import wait_for
 
-TAIL_S = 0.4
-WRITE_EVERY_S = 0.25
+TAIL_S = 1.0
+WRITE_EVERY_S = 0.55
 """Interval between reads of a slow client: shorter than the timeout of one write, and longer in sum."""
 
 
