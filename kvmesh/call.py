@@ -1,7 +1,6 @@
-"""Interface of a call for handlers: metadata, deadline, read, write. It hides the context of grpc.aio.
+"""Interface of a call for handlers: metadata, deadline, read, write. It hides the context of the transport.
 
-So the same handler runs on grpc.aio and, without a socket, in a test. It could also run on a transport that writes once
-per connection and tick.
+So the same handler runs on grpc.aio, on the batched transport and, without a socket, in a test.
 """
 
 from __future__ import annotations

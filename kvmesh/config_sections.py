@@ -161,7 +161,10 @@ class Engine(Section, frozen=True, kw_only=True):
     ] = "auto"
     step_frames: Annotated[
         bool,
-        Allowed("Calls to an engine that offers step frames share one stream; false: each has its own."),
+        Allowed(
+            "Calls to an engine that offers step frames share one stream; false: each has its own.",
+            words="true or false",
+        ),
     ] = True
     salt: Annotated[
         str,
@@ -273,7 +276,7 @@ class Decode(Section, frozen=True, kw_only=True):
     coalesce_max_ms: Annotated[
         float,
         Allowed(
-            "Coalescing window: longest wait of a step frame for the step's other tokens.", 0, 1000, "ms"
+            "Coalescing window: longest wait of an Attach frame for the step's other tokens.", 0, 1000, "ms"
         ),
     ] = 10.0
 
@@ -344,7 +347,7 @@ class Frontend(Section, frozen=True, kw_only=True):
     edge: Annotated[
         str,
         Allowed(
-            "Transport to the clients. Clients see no difference. `batched` takes a fraction of the CPU per token.",
+            "Transport to the clients, which need no change. `batched` takes a fraction of the CPU per token.",
             choices=TRANSPORTS,
         ),
     ] = "batched"

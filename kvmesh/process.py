@@ -182,9 +182,16 @@ class MeshProcess:
         """Become SERVING. Then freeze all objects: they live as long as the process, and garbage collection skips them."""
         await self.server.set_serving(True)
         about = {"pool": self.pool.name} if self.role in POOLED else {}
+        if self.role == "frontend":
+            about["edge"] = self.options.config.frontend.edge
         log.info(
             "serving",
-            extra={"address": self.server.address, "model_version": self.pool.version.name, **about},
+            extra={
+                "address": self.server.address,
+                "model_version": self.pool.version.name,
+                "hops": self.options.config.mesh.hops,
+                **about,
+            },
         )
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""The server of a service on grpc.aio: health checks, connection limits, graceful shutdown. Also opens channels.
+"""The server of a service, on either transport: health checks, connection limits, graceful shutdown. Also opens channels.
 
 A service's main builds a `MeshServer` and registers its servicers on `.grpc`. It calls `listen`, opens its connections,
 and then calls `run`. No decisions are made here.

@@ -1,7 +1,8 @@
 """Draws the transports of a mesh under test, so that one run of the suite covers all, and the next commit other pairs.
 
 The draw depends on the test's file and on the seed: the commit, or `--draw-seed`. `--edge`, `--hops` and `--step-frames`
-fix a choice for all tests. A configuration that differs from the default keeps its value. A test's output names its draw.
+fix a choice for all tests. A value that differs from the default is kept. A value that equals it is drawn, even if the
+test names it: such a test fixes `DRAW` itself. A test's output names its draw.
 """
 
 from __future__ import annotations

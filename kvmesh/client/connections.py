@@ -1,9 +1,9 @@
 """The client's connections: a channel per frontend, its streams, and a failure detector. `Frontends` decides.
 
-Keepalive pings of HTTP/2 detect a dead or frozen process or host. A frontend with a hanging event loop still answers
-pings. A stream without messages proves nothing, because the model may be slow or the queue long. The failure detector
-therefore probes a frontend without messages on any stream by a health check (liveness probe). Any answer proves that
-the frontend is alive.
+Keepalive pings of HTTP/2 detect a dead or frozen process or host. A frontend on grpcio answers pings even while its
+event loop is blocked. A stream without messages proves nothing, because the model may be slow or the queue long. The
+failure detector therefore probes a frontend without messages on any stream by a health check (liveness probe). Any
+answer proves that the frontend is alive.
 """
 
 from __future__ import annotations

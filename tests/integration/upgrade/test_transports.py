@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import pytest
 
-from kvmesh.config import MeshConfig
 from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.server import BATCHED
 from tests.chaos.truth import Truth
+from tests.drawn_transports import DRAW
 from tests.integration.generation import generate_all
 from tests.integration.harness import Mesh, configure
 from tests.integration.upgrade.load import request_of, streams
@@ -27,23 +27,17 @@ OLD: Final = ("frontend-0", "router-0", "prefill-0", "decode-0", "prefill-0-engi
 ROUTED: Final = ("router-0", "router-1", "prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
-def batched(config: MeshConfig) -> MeshConfig:
-    """Return `config` with batched transports at both places."""
-    replace = msgspec.structs.replace
-    return replace(
-        config,
-        frontend=replace(config.frontend, edge="batched"),
-        mesh=replace(config.mesh, hops="batched"),
-    )
-
-
-async def test_both_releases_serve_beside_batched_transports(tmp_path: Path, release: Path) -> None:
+async def test_both_releases_serve_beside_batched_transports(
+    tmp_path: Path, release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each link between two roles has all four pairs of releases. Each frontend gives the right tokens."""
     config = configure(
         engine={"arithmetic": "hashed", "step_s": 0.002},
         **{role: {"replicas": 2} for role in ("frontend", "router", "prefill", "decode")},
     )
-    mesh = Mesh(batched(config), tmp_path)
+    for choice, value in (("edge", BATCHED), ("hops", BATCHED), ("step_frames", "on")):
+        monkeypatch.setattr(DRAW, choice, value)
+    mesh = Mesh(config, tmp_path)
     old_file = written(config, tmp_path / "old.toml")
     for name in OLD:
         part = mesh.parts[name]
