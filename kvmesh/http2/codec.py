@@ -155,6 +155,10 @@ class Codec(Protocol):
         """Send GOAWAY. Streams run on."""
         ...
 
+    def close(self) -> None:
+        """Free the memory of the connection without a garbage collection. Nothing may be received afterwards."""
+        ...
+
     def waiting_bytes(self) -> int:
         """Return the size of the output."""
         ...

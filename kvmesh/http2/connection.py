@@ -176,6 +176,7 @@ class Connection(asyncio.Protocol):
         if self._lingering is not None:
             self._lingering.cancel()
         self._end(str(error) if error else "the peer closed the connection")
+        self._codec.close()
 
     def pause_writing(self) -> None:
         self._is_paused = True

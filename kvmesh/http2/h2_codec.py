@@ -257,6 +257,9 @@ class H2Codec:
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=text.encode())
         self._h2._data_to_send += frame.serialize()  # noqa: SLF001  # h2's own GOAWAY ends the connection
 
+    def close(self) -> None:
+        self._h2._frame_dispatch_table.clear()  # noqa: SLF001  # its bound methods make a cycle with the connection
+
     def waiting_bytes(self) -> int:
         return len(self._h2._data_to_send)  # noqa: SLF001  # data_to_send would take it
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.patience import wait_for
+from kvmesh.http2.codec import CodecLimits
+from kvmesh.http2.h2_codec import H2Codec
+from tests.patience import patience, wait_for
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection
 from tests.unit.http2.echo import MESSAGE_BYTES_MAX, SERVICE, echoing
@@ -233,3 +237,29 @@ async def test_requests_that_are_no_calls_get_a_status_of_their_own() -> None:
         await cut.send_data(framed(b"abc", length=10), end=True)
         await cut.ended()
         assert cut.status == grpc.StatusCode.INTERNAL.value[0]
+
+
+async def test_a_closed_connection_leaves_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is idle after a flood collects no garbage for a long time, so all is freed without a collection."""
+    made: list[weakref.ref[Any]] = []
+    init = H2Codec.__init__
+
+    def noted(codec: H2Codec, limits: CodecLimits, *, is_client: bool) -> None:
+        init(codec, limits, is_client=is_client)
+        made.extend((weakref.ref(codec), weakref.ref(codec._h2)))
+
+    monkeypatch.setattr(H2Codec, "__init__", noted)
+    async with echoing() as (_, _, address):
+        gc.collect()
+        gc.disable()
+        try:
+            async with RawConnection.connect(address) as connection:
+                stream = connection.call(UNARY)
+                await stream.send_message(b"x")
+                await stream.ended()
+            async with patience(10):
+                while any(each() is not None for each in made):
+                    await asyncio.sleep(0.001)
+        finally:
+            gc.enable()
+    assert len(made) == 2
