@@ -37,7 +37,7 @@ VOCABULARY: Final = 4096
 SEQUENCES_MAX: Final = 1024
 MESSAGE_BYTES: Final = 64 << 20
 KV_ADDRESS: Final = "127.0.0.1:9"
-"""Nobody listens there: stubs move no KV blocks."""
+"""Address without a listener: stubs move no KV blocks."""
 _DTYPES: Final = {
     "INT32": np.int32,
     "UINT64": np.uint64,

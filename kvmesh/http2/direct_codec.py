@@ -1,7 +1,7 @@
-"""The codec on h2 with a short way for the frames of a call: DATA, HEADERS, WINDOW_UPDATE and PING that are plainly right.
+"""The codec on h2 with a short way for the frames of a call: DATA, HEADERS, WINDOW_UPDATE and PING that are well-formed.
 
 h2 takes 15 to 20 us for a frame, most of it for objects and log texts that nobody reads. `DirectCodec` reads such a frame
-itself and keeps h2's windows and stream states up to date. INVARIANT: a frame that is not plainly right goes to h2 as it
+itself and keeps h2's windows and stream states up to date. INVARIANT: a frame that is not well-formed goes to h2 as it
 is, and h2 alone says what is wrong. tests/unit/http2/test_codec.py compares both codecs on random frames.
 """
 
@@ -93,7 +93,7 @@ class DirectCodec(H2Codec):
         return events
 
     def _direct(self, kind: int, flags: int, stream: int, payload: bytes) -> Event | None:
-        """Take one frame. Return None, and change nothing, unless it is plainly right."""
+        """Take one frame. Return None, and change nothing, unless it is well-formed and its stream may have it."""
         if self._h2.state_machine.state not in _OPEN:
             return None
         if kind == _DATA:

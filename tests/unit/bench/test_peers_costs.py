@@ -55,7 +55,7 @@ def test_the_sum_is_that_of_the_systems_own_processes() -> None:
 
 
 def test_notes_and_problems_are_on_the_page() -> None:
-    """What was written by hand stays, and a system without figures is named with its reason."""
+    """The part written by hand stays, and a system without figures is named with its reason."""
     made = record()
     made.problems.append("vllm-router, run 1: 80% of the paced tokens arrived")
     page = costs_page.page(made, f"old\n{NOTES}\n\nby me\n")

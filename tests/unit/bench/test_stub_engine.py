@@ -167,7 +167,7 @@ def test_each_request_gets_its_tokens_and_events_tell_the_cache(seed: int) -> No
 
 
 def test_a_handoff_is_used_once_and_not_held_for_ever() -> None:
-    """A second use of a handoff fails, and one that nobody uses is dropped."""
+    """A handoff fails at its second use. An unused handoff is dropped."""
     engine = PacedEngine("boot", EngineSize(100, BLOCK, SALT), 0.02)
     outputs = [engine.begin(asked(key, [1, 2], 5, kind=RequestKind.CONTEXT_ONLY), 0.0) for key in (1, 2)]
     first, second = (output.handoff or b"" for output in outputs)

@@ -119,3 +119,24 @@ async def echoing(
         yield server, echo, f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def stock(streams_max: int = 100) -> AsyncIterator[str]:
+    """Serve `Both` of Echo with grpcio, and yield the address."""
+    server, echo = grpc.aio.server(options=[("grpc.max_concurrent_streams", streams_max)]), Echo()
+    handlers = {"Both": grpc.stream_stream_rpc_method_handler(echo.both)}
+    server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # the stubs lack it
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def batched(streams_max: int = 100) -> AsyncIterator[str]:
+    """Serve Echo with the batched server, and yield the address."""
+    async with echoing(streams_max=streams_max) as (_, _, address):
+        yield address

@@ -13,7 +13,7 @@ import pytest
 from kvmesh.http2.client import LinkCall, LinkChannel
 from kvmesh.http2.connection import ConnectionLimits
 from tests.patience import wait_for
-from tests.unit.http2.echo import SERVICE, Echo, echoing
+from tests.unit.http2.echo import SERVICE, batched, echoing, stock
 
 LIMITS = ConnectionLimits(keepalive_s=60.0, handshake_s=10.0)
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
@@ -30,26 +30,6 @@ async def linked(address: str, limits: ConnectionLimits = LIMITS) -> AsyncIterat
         yield channel.stream_stream(f"/{SERVICE}/Both", plain, plain)()
     finally:
         await wait_for(channel.close(), 10)
-
-
-@asynccontextmanager
-async def stock() -> AsyncIterator[str]:
-    """Serve Echo with grpcio, and yield the address."""
-    server, echo = grpc.aio.server(), Echo()
-    handlers = {"Both": grpc.stream_stream_rpc_method_handler(echo.both)}
-    server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # the stubs lack it
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
-@asynccontextmanager
-async def batched() -> AsyncIterator[str]:
-    async with echoing() as (_, _, address):
-        yield address
 
 
 @pytest.mark.parametrize("served", [stock, batched])

@@ -309,7 +309,7 @@ async def test_a_peer_that_vanishes_in_the_handshake_leaves_nothing(
 
 
 async def test_a_broken_record_ends_a_connection_with_output_on_its_way(certificates: Folder) -> None:
-    """What waits cannot be encrypted any more. The end of the connection is no error of the event loop."""
+    """Waiting output cannot be encrypted any more. The end of the connection is no error of the event loop."""
     async with echoing(tls(certificates)) as (server, _, address):
         link_tls = LinkTls(context(certificates), "frontend")
         channel = LinkChannel(address, link_tls, message_bytes_max=-1, limits=LIMITS)

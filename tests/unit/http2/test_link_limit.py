@@ -14,38 +14,17 @@ from hyperframe.frame import Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, S
 
 from kvmesh.http2.client import LinkCall
 from tests.patience import wait_for
-from tests.unit.http2.echo import SERVICE, Echo, echoing
+from tests.unit.http2.echo import batched, echoing, stock
 from tests.unit.http2.siege import until
 from tests.unit.http2.test_link_faults import linked
 
 ALLOWED = 3
 
 
-@asynccontextmanager
-async def stock() -> AsyncIterator[str]:
-    """Serve Echo with grpcio, and yield the address."""
-    server, echo = grpc.aio.server(options=[("grpc.max_concurrent_streams", ALLOWED)]), Echo()
-    handlers = {"Both": grpc.stream_stream_rpc_method_handler(echo.both)}
-    server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # the stubs lack it
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
-@asynccontextmanager
-async def batched() -> AsyncIterator[str]:
-    """Serve Echo with the batched server, and yield the address."""
-    async with echoing(streams_max=ALLOWED) as (_, _, address):
-        yield address
-
-
 @pytest.mark.parametrize("served", [stock, batched])
 async def test_calls_beyond_the_limit_wait_and_are_served(served: Any) -> None:
     """None is refused: a call starts when an older one ends. A call that is cancelled while it waits leaves its place."""
-    async with served() as address, linked(address) as (_, start):
+    async with served(ALLOWED) as address, linked(address) as (_, start):
         calls = [start() for _ in range(7)]
         echoes = [asyncio.ensure_future(echoed(call)) for call in calls]
         await wait_for(asyncio.gather(*echoes[:ALLOWED]), 10)
