@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench import control
-from bench.processes import ANY_CORE, Fleet, ask_all
+from bench.processes import ANY_CORE, Fleet, Process, ask_all
 from bench.results import BenchError, ScenarioResults, quantile
 from bench.windows import Pace
+from kvmesh import blocks
 from kvmesh.clock import MonotonicClock
 from kvmesh.redis_link import RedisLink
 from services.router.gossip.dispatch_gossip import DispatchGossip
@@ -26,6 +27,8 @@ from services.router.placement.policy import DISPATCH_LIFE_S, Dispatched, Event,
 
 CASES = ((2, 50), (4, 50), (2, 500))
 """Routers, and dispatches per second of each router."""
+ALONE_PER_S = (50, 500)
+"""Dispatches per second of a router without peers: what its policy and the load's timers take without gossip."""
 MESH = "bench"
 REPLICA = "prefill-0"
 BLOCKS = 128
@@ -40,14 +43,14 @@ SETTLE_S = 0.3
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
     seconds = 4.0 if pace.is_quick else 10.0
+    for per_s in ALONE_PER_S:
+        with Fleet() as fleet:
+            probes = _met(fleet, 1)
+            (alone,) = ask_all(probes, "dispatch", per_s=per_s, seconds=seconds)
+            results.add(f"1 router, {per_s} dispatches/s", "CPU per own dispatch", "us", alone["cpu_us"])
     for count, per_s in CASES:
         with Fleet() as fleet:
-            redis_url = fleet.redis()
-            names = [f"router-{number}" for number in range(count)]
-            probes = [
-                fleet.start_ready(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names
-            ]
-            ask_all(probes, "meet", routers=names)
+            probes = _met(fleet, count)
             told = ask_all(probes, "dispatch", per_s=per_s, seconds=seconds)
             heard = ask_all(probes, "tell")
             left = sum(each["left"] for each in heard)
@@ -59,6 +62,15 @@ def run(results: ScenarioResults, pace: Pace) -> None:
                 results.add(case, f"propagation delay, {name}", "ms", worst)
             results.add(case, "CPU per own dispatch", "us", max(each["cpu_us"] for each in told))
             results.add(case, "repaired by anti-entropy digests", "", sum(each["healed"] for each in heard))
+
+
+def _met(fleet: Fleet, count: int) -> list[Process]:
+    """Start `count` routers, and return them once they know each other's state."""
+    redis_url = fleet.redis()
+    names = [f"router-{number}" for number in range(count)]
+    probes = [fleet.start_ready(name, __name__, ANY_CORE, name=name, redis=redis_url) for name in names]
+    ask_all(probes, "meet", routers=names)
+    return probes
 
 
 class DispatchProbe:
@@ -116,7 +128,7 @@ class DispatchProbe:
             await asyncio.sleep(self._draw.expovariate(per_s))
             now_s = self._clock.now_s()
             request_id = f"{time.monotonic_ns():016x}{self._draw.getrandbits(64):016x}"
-            hashes = tuple(self._draw.getrandbits(64) for _ in range(BLOCKS))
+            hashes = blocks.unpack(self._draw.randbytes(8 * BLOCKS))
             expires_s = now_s + DISPATCH_LIFE_S
             self._tell(Dispatched(self.name, request_id, REPLICA, hashes, OPEN_S / 2, now_s, expires_s))
             loop.call_later(OPEN_S / 2, self._start, request_id)
