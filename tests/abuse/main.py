@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import resource
 import shutil
 import sys
 import time
@@ -65,6 +66,8 @@ def run(
     if check:
         return
     logging.basicConfig(level=logging.CRITICAL)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # for 10,000 connections
     logs = logs.resolve() / "attacked-mesh"
     shutil.rmtree(logs, ignore_errors=True)  # logs of the run before; other files of the folder stay
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)

@@ -34,6 +34,9 @@ QUIET: Final = "frontend-1"
 SERVICES: Final = (FRONT, "router-0", "prefill-0", "decode-0")
 """One process of each role."""
 
+CONNECTIONS_MAX: Final = 12_000
+"""Connection limit of the frontends: above the idle connections of an attack, so that legitimate callers can still connect."""
+
 STEP_S: Final = 0.02
 SHORT_SLOTS: Final = 32
 SHORT_LIVE: Final = 128
@@ -106,6 +109,7 @@ def abuse_config(key: str, *, is_short: bool, admits_anybody: bool = False, edge
         frontend=replace(
             made.frontend,
             edge=edge or made.frontend.edge,
+            connections_max=CONNECTIONS_MAX,
             anonymous_tenant=PAYER if admits_anybody else "",
             max_live_requests=SHORT_LIVE if is_short else made.frontend.max_live_requests,
         ),

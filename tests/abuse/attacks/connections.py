@@ -124,7 +124,7 @@ IDLE = Attack(
     name="idle-connections",
     about="Idle connections to a frontend: silent, with HTTP/2's preface, or with the preface and an acknowledgement",
     run=idle,
-    long=Dose(2_000, 15.0),
+    long=Dose(10_000, 30.0),
     short=Dose(300, 1.0),
 )
 METRICS = Attack(
