@@ -68,7 +68,7 @@ class ConnectionLimits:
     """Longest time until the peer acknowledges the settings of this side, with its TLS handshake."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One end. Subclasses serve the requests of the peer, or make requests.
 
     State machine: opening until the peer acknowledged the settings, open, draining after a GOAWAY of either side, lost.
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
     def on_lost(self, reason: str) -> None:
         """Take the loss of the connection, after `on_stream_reset` for each of its streams."""
 
-    # asyncio.Protocol.
+    # asyncio.BufferedProtocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -156,7 +156,14 @@ class Connection(asyncio.Protocol):
         else:
             self._receive_tls(b"")
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._turns.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._turns.buffer[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
+        """Take the bytes of one read."""
         if self.is_lost:
             return
         self._heard_s, self._pinged_s = self._loop.time(), None

@@ -20,6 +20,9 @@ from kvmesh.clock import Clock
 TURN_S: Final = 0.002
 """Longest time in seconds that the input of all connections takes of a turn of the event loop, and two slices more."""
 
+READ_BYTES: Final = 16_384
+"""Largest read of a socket, and so the most input of a connection that waits. uvloop itself reads up to 256 KB at once."""
+
 
 class Input(Protocol):
     """Input of one connection that waits. `is_new`: True until InputTurns has taken all of it once."""
@@ -40,6 +43,8 @@ class InputTurns:
 
     def __init__(self, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """`clock` moves within a turn, as the time of uvloop does not. `call_soon` runs a callback in the next turn."""
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        """What a read of any of these connections writes to, and the reader copies at once."""
         self._now_s = clock.now_s
         self._call_soon = call_soon
         self._first: deque[Input] = deque()

@@ -35,7 +35,7 @@ SERVICES: Final = (FRONT, "router-0", "prefill-0", "decode-0")
 """One process of each role."""
 
 CONNECTIONS_MAX: Final = 12_000
-"""Connection limit of the frontends: above the idle connections of an attack, so that legitimate callers can still connect."""
+"""Connection limit of the frontends: above the connections of an attack, so that legitimate callers can still connect."""
 
 STEP_S: Final = 0.02
 SHORT_SLOTS: Final = 32

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvmesh.config import describe
-from tests.abuse.attack import Attack, Dose, Outcome, merged
+from tests.abuse.attack import Attack, Bounds, Dose, Outcome, merged
 from tests.abuse.target import FRONT, SERVICES, Target
 from tests.certificates import Folder
 from tests.integration.harness import START_S_MAX, Part, beside, until
@@ -18,6 +18,11 @@ from tests.raw_frames import PREFACE
 
 AT_ONCE = 100
 """Connections that are opened at the same time; more would overflow the kernel's backlog and not reach the mesh."""
+
+IDLE_PEAK_MB = 320.0
+"""10,000 connections take 19 KB each, beside some 90 MB of the process."""
+IDLE_AFTER_MB = 80.0
+"""Freed memory is in pieces, which later connections take again: a second such attack adds nothing."""
 
 FIRST_WORDS = PREFACE + b"\0\0\0\4\0\0\0\0\0"
 ACKNOWLEDGEMENT = b"\0\0\0\4\1\0\0\0\0"
@@ -126,6 +131,7 @@ IDLE = Attack(
     run=idle,
     long=Dose(10_000, 30.0),
     short=Dose(300, 1.0),
+    bounds=Bounds(peak_mb=IDLE_PEAK_MB, after_mb=IDLE_AFTER_MB),
 )
 METRICS = Attack(
     name="metrics-ports",

@@ -17,7 +17,7 @@ from hyperframe.frame import DataFrame, PingFrame, PriorityFrame, SettingsFrame
 from kvmesh.http2.codec import WINDOW
 from kvmesh.http2.connection import CONNECTION_WINDOW, OUTPUT_BYTES_MAX, SLICE_BYTES, ConnectionLimits
 from kvmesh.http2.h2_codec import SWEEP_EVERY
-from kvmesh.http2.input_turns import InputTurns, call_soon
+from kvmesh.http2.input_turns import READ_BYTES, InputTurns, call_soon
 from kvmesh.http2.stream import Stream
 from tests.patience import wait_for
 from tests.raw_frames import (
@@ -435,6 +435,7 @@ async def test_input_that_waits_for_its_turn_holds_the_socket(monkeypatch: pytes
 
         def data_received(data: bytes) -> None:
             received.append(len(data))
+            assert len(data) <= READ_BYTES
             assert not siege.target._is_held, "the socket is read while input waits"
             take_data(data)
 
