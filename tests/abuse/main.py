@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-import resource
 import shutil
 import sys
 import time
@@ -25,6 +24,7 @@ from tests.abuse.catalogue import ATTACKS
 from tests.abuse.records import Row
 from tests.abuse.runner import run_all
 from tests.chaos import machine
+from tests.file_limit import raise_file_limit
 
 PLAIN_WIDTH: Final = 150
 
@@ -66,8 +66,7 @@ def run(
     if check:
         return
     logging.basicConfig(level=logging.CRITICAL)
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # for 10,000 connections
+    raise_file_limit()
     logs = logs.resolve() / "attacked-mesh"
     shutil.rmtree(logs, ignore_errors=True)  # logs of the run before; other files of the folder stay
     console = Console(stderr=json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)

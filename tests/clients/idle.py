@@ -10,7 +10,7 @@ import psutil
 
 from tests.raw_http2 import RawConnection
 
-CONNECTIONS: Final = 2_000
+CONNECTIONS: Final = 10_000
 AT_ONCE: Final = 50
 """Connections that are opened at once."""
 

@@ -34,6 +34,8 @@ PLAIN, TLS, MUTUAL = "frontend-0", "frontend-1", "frontend-2"
 
 STEP_S: Final = 0.01
 OUTPUT_TOKENS_MAX: Final = 20_000
+CONNECTIONS_MAX: Final = 12_000
+"""Connection limit of the frontends: above the idle connections of the soak."""
 ENVOY_VERSION: Final = "1.40.0"
 
 
@@ -90,7 +92,12 @@ async def running_site(folder: Path) -> AsyncIterator[Site]:
     certificates.sign("client", "client.kvmesh.internal")
     config = configure(
         engine={"arithmetic": "hashed", "kv_blocks": 4096, "max_sequence_tokens": 32_768, "step_s": STEP_S},
-        frontend={"edge": BATCHED, "replicas": 3, "max_output_tokens_max": OUTPUT_TOKENS_MAX},
+        frontend={
+            "edge": BATCHED,
+            "replicas": 3,
+            "max_output_tokens_max": OUTPUT_TOKENS_MAX,
+            "connections_max": CONNECTIONS_MAX,
+        },
         mesh={"hops": BATCHED},
         prefill={"replicas": 1},
         decode={"replicas": 1, "slots_max": 512},

@@ -28,6 +28,7 @@ from tests.chaos import machine
 from tests.clients import idle
 from tests.clients.cases import CHECK, MODEL
 from tests.clients.site import GENERATE, PLAIN, Site, request, running_site
+from tests.file_limit import raise_file_limit
 from tests.raw_http2 import RawConnection
 
 CONNECTIONS: Final = 1_000
@@ -240,6 +241,7 @@ def run(
         pages.put(write.read_text(encoding="utf-8"), [], BEGIN, END)
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
+    raise_file_limit()
     soak, wrong = asyncio.run(_run(minutes, seed, logs.resolve()))
     grown_mb = soak.grown_mb()
     typer.echo(f"memory {grown_mb:+.1f} MB from the second quarter to the last; logs: {logs.resolve()}")
