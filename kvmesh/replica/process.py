@@ -6,6 +6,7 @@ The common part of the programs of prefill and decode. Each role provides a `Bui
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ from kvmesh.triton.client import TritonClient
 from kvmesh.triton.engine import TritonEngine
 from kvmesh.triton.errors import CallError
 from kvmesh.trust.peers import Trust
+
+log = logging.getLogger(__name__)
 
 ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
@@ -202,6 +205,17 @@ class _Replica(process.MeshProcess):
         await self._was_ready.wait()
         await self._rival.look()
         await self._life.contact()
+        config = self.options.config
+        log.info(
+            "serving",
+            extra={
+                "address": self.server.address,
+                "model_version": self.pool.version.name,
+                "pool": self.pool.name,
+                "hops": config.mesh.hops,
+                "step_frames": config.engine.step_frames and self._facts.step_frames,
+            },
+        )
 
     async def drain(self) -> None:
         """Refuse new requests, and return when no slot is left. Decode still pulls the handoffs that are held here."""

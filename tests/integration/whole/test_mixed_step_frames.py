@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvmesh.triton.capabilities import offers_step_frames
@@ -61,6 +62,8 @@ async def test_engines_with_and_without_step_frames_share_a_pool(
     try:
         await mesh.start()
         assert {name: await _offers(mesh.parts[name].address) for name in OFFERS} == OFFERS
+        logged = {name: _logged(mesh.parts[name.removesuffix("-engine")].log) for name in OFFERS}
+        assert logged == OFFERS
         answers = await generate_all(mesh.client(), requests, concurrency=8, timeout_s=60)
         await mesh.idle(10)
     finally:
@@ -85,3 +88,10 @@ async def _offers(address: str) -> bool:
         await client.close()
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     return offers_step_frames({one.name: one.datatype for one in metadata.outputs}, parameters)
+
+
+def _logged(log: Path) -> bool:
+    """Return whether a replica says at its start that its engine sends step frames."""
+    lines = (msgspec.json.decode(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    (serving,) = (line for line in lines if line.get("event") == "serving")
+    return bool(serving["step_frames"])
