@@ -476,8 +476,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._pump_soon()
         else:
             stream = self.streams.get(number)
-            if stream is not None and stream.has_output and self.is_writable:
-                self._wake_pump(stream)
+            if stream is not None and stream.has_output:
+                self._wake_pump(stream)  # also while the socket is full: nothing else puts it into the line
 
     def _on_reset(self, event: Reset) -> None:
         stream = self.streams.get(event.stream)

@@ -340,6 +340,24 @@ async def test_a_message_larger_than_the_bound_of_unread_output_reaches_a_slow_r
         assert [len(message) for message in stream.messages] == [5 << 20]
 
 
+async def test_a_window_that_opens_while_the_socket_is_full_wakes_its_stream() -> None:
+    async with besieged(connection_window=1 << 30) as siege:
+        waiting = siege.attacker.call(LARGE)
+        await waiting.send_message(b"2")
+        await waiting.until(lambda: waiting.byte_count == WINDOW)
+        siege.attacker.pause()
+        filling = siege.attacker.call(LARGE)
+        filling.grant(1 << 24)
+        siege.attacker.send(DataFrame(filling.number, framed(b"90"), flags=["END_STREAM"]))
+        await until(lambda: siege.target._is_paused)
+        waiting.grant(200_000)
+        await until(lambda: siege.target._codec.sendable(waiting.number) > 0)
+        siege.attacker.resume()
+        await waiting.ended()
+        assert [len(message) for message in waiting.messages] == [100_000, 100_000]
+        await filling.ended()
+
+
 async def test_small_grants_wake_the_streams_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     pushes = 0
     push = Stream.push
