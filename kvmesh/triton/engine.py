@@ -162,6 +162,8 @@ class TritonEngine:
 
     async def close(self) -> None:
         """Cancel all calls and wait for them. Releases in progress get 1 s to finish."""
+        if self._steps is not None:
+            self._spawn(self._steps.released())
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
         tasks = [live.task for live in self._calls.values()] + list(self._background)

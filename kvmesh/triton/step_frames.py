@@ -20,6 +20,9 @@ VERSION: Final = 1
 ROWS_MAX: Final = 65_536
 """Most rows of one kind in a frame."""
 
+FIRST_NUMBER: Final = 1
+"""Number of the first frame of a step stream."""
+
 LAST: Final = 1
 ALTERNATIVES: Final = 2
 HAS_LOG_PROBS: Final = 1

@@ -64,6 +64,8 @@ class _Stream:
     """Handoffs to release, by the id of the request that comes next."""
     releasing: dict[str, bytes] = field(default_factory=dict)
     """Handoffs whose release was written and is not answered."""
+    is_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with each answer to a release, and at the end."""
     has_work: asyncio.Event = field(default_factory=asyncio.Event)
     received_bytes: int = 0
     open_requests: int = 0
@@ -74,6 +76,7 @@ class _Stream:
 
     def end(self) -> None:
         """End both tasks. grpc.aio waits for ever to write to a call that was cancelled before it was connected."""
+        self.is_answered.set()
         self.exchange.cancel()
         if self.writing is not None:
             self.writing.cancel()
@@ -145,6 +148,12 @@ class StepLink:
         stream.has_work.set()
         return True
 
+    async def released(self) -> None:
+        """Return when each release on the stream is answered, or the stream is lost."""
+        while (stream := self._stream) is not None and (stream.releases or stream.releasing):
+            stream.is_answered.clear()
+            await stream.is_answered.wait()
+
     def open_calls(self) -> int:
         """See EnginePort."""
         return len(self._slots)
@@ -189,8 +198,10 @@ class StepLink:
         return stream
 
     def _renew(self, stream: _Stream) -> None:
-        """Let a new step-stream request take the place of the present one."""
+        """Let a new step-stream request take the place of the present one, unless one waits to be written."""
         stream.received_bytes = 0
+        if 0 in stream.waiting:
+            return
         stream.open_requests += 1
         stream.waiting[0] = None
         stream.has_work.set()
@@ -208,7 +219,17 @@ class StepLink:
         stream.has_work.set()
 
     async def _write(self, stream: _Stream) -> None:
-        """Write the requests of a stream, one after the other, until it is lost."""
+        """Write the requests of a stream until it is lost. A bug loses it: its calls would wait for ever."""
+        try:
+            await self._write_requests(stream)
+        except Exception as bug:
+            log.exception("step stream cannot be written")
+            if self._stream is stream:
+                self.lose(EngineError(f"bug: {type(bug).__name__}"))
+                self._after_event()
+
+    async def _write_requests(self, stream: _Stream) -> None:
+        """Write the requests of a stream, one after the other."""
         while True:
             if not (stream.waiting or stream.cancels or stream.releases):
                 stream.has_work.clear()
@@ -274,6 +295,7 @@ class StepLink:
         """Take one ModelStreamInferResponse. Raises CallError if it ends the stream."""
         now_s, request_id = self._clock.now_s(), response.infer_response.id
         if stream.releasing.pop(request_id, None) is not None:
+            stream.is_answered.set()
             if response.error_message:
                 log.warning("engine did not release a handoff: %s", response.error_message)
             return
@@ -296,10 +318,15 @@ class StepLink:
             return
         stream.received_bytes += len(payload) + subscription_policy.RESPONSE_BYTES
         self._on_frame(now_s)
-        for frame in self._slots.take(step_frames.decode(payload), now_s):
+        found = step_frames.decode(payload)
+        if self._slots.has_begun and found.number == step_frames.FIRST_NUMBER:
+            self._on_replaced()
+            raise EngineLost("another model has begun the step stream again")  # it got the renewal after a reload
+        for frame in self._slots.take(found, now_s):
             stream.open_requests -= frame.is_last
         self._leave(stream)
-        if stream.received_bytes > subscription_policy.RENEW_BYTES and not stream.is_leaving:
+        is_full = stream.received_bytes > subscription_policy.RENEW_BYTES
+        if is_full and stream.open_requests and not stream.is_leaving:
             self._renew(stream)
         self._timer.update()
 

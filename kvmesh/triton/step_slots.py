@@ -20,7 +20,7 @@ from kvmesh.deadline_heap import DeadlineHeap
 from kvmesh.triton import errors
 from kvmesh.triton.errors import CallError, EngineError, EngineStalled
 from kvmesh.triton.port import EngineCall, EngineSink, FirstAnswer
-from kvmesh.triton.step_frames import ErrorRow, FinalRow, FirstRow, StepFrame, TokenRow
+from kvmesh.triton.step_frames import FIRST_NUMBER, ErrorRow, FinalRow, FirstRow, StepFrame, TokenRow
 
 CLOSING_S: Final = 5.0
 """Seconds that the end of a cancelled call is awaited."""
@@ -62,7 +62,7 @@ class StepSlots:
         self._by_request: dict[str, Slot] = {}
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._last_slot = 0
-        self._next_frame = 1
+        self._next_frame = FIRST_NUMBER
         self._held: dict[int, StepFrame] = {}
 
     def __len__(self) -> int:
@@ -70,6 +70,11 @@ class StepSlots:
 
     def __repr__(self) -> str:
         return f"StepSlots({list(self._slots)}, next frame {self._next_frame}, held {sorted(self._held)})"
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the first frame of the step stream was applied."""
+        return self._next_frame > FIRST_NUMBER
 
     def submit(self, call_id: int, call: EngineCall, now_s: float) -> int:
         """Add a call, and return its slot."""
@@ -148,7 +153,7 @@ class StepSlots:
         lost = list(self._slots.values())
         for slot in lost:
             self._end(slot)
-        self._next_frame = 1
+        self._next_frame = FIRST_NUMBER
         self._held.clear()
         for slot in lost:
             self._report(slot, error, now_s)

@@ -224,6 +224,81 @@ def test_releases_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch)
     run(test)
 
 
+def test_releases_are_awaited_until_their_answers_or_the_end_of_the_stream() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.link.released()
+        stream = await rig.started(1)
+        await rig.link.released()
+        for _ in range(2):
+            assert rig.link.release(b"answered")
+        waiting = asyncio.create_task(rig.link.released())
+        await rig.until(lambda: len(stream.written) == 4)
+        stream.responses.put_nowait(answered(stream.written[2].id))
+        await rig.until(stream.responses.empty)
+        assert not waiting.done()
+        stream.responses.put_nowait(answered(stream.written[3].id))
+        await rig.until(waiting.done)
+        assert rig.link.release(b"unanswered")
+        waiting = asyncio.create_task(rig.link.released())
+        stream.responses.put_nowait(EngineLost("gone"))
+        await rig.until(waiting.done)
+
+    run(test)
+
+
+def test_a_request_that_cannot_be_made_fails_the_calls_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: Any) -> Any:
+        raise RuntimeError("bug")
+
+    async def test(rig: Rig) -> None:
+        stream = await rig.started(1)
+        monkeypatch.setattr(RequestTensors, "of_release", bug)
+        assert rig.link.release(b"kept")
+        await rig.until(lambda: rig.sink.heard(1).is_over())
+        assert isinstance(rig.sink.heard(1).error, EngineError)
+        assert rig.released == [b"kept"] and stream.is_cancelled
+
+    run(test)
+
+
+def test_a_stream_that_another_model_begins_again_is_lost() -> None:
+    """After a reload a renewal goes to the new model, whose frames begin at 1. They would be taken for known ones."""
+
+    async def test(rig: Rig) -> None:
+        await rig.started(2)
+        rig.send(1)
+        rig.send(1)
+        rig.number = 0
+        rig.send(2)
+        await rig.until(lambda: rig.sink.heard(2).is_over())
+        assert all(isinstance(rig.sink.heard(number).error, EngineLost) for number in (1, 2))
+        assert rig.replaced_total == 1 and rig.lost == ["r1", "r2"]
+
+    run(test)
+
+
+def test_a_renewal_that_cannot_be_written_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream ends with the last frame of the request that was written."""
+    monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1500)
+
+    async def test(rig: Rig) -> None:
+        stream = await rig.started(1)
+        stream.may_write.clear()
+        rig.link.start(2, call(name="r2"))
+        await asyncio.sleep(0)
+        for _ in range(6):
+            rig.send(1)
+        await rig.until(stream.responses.empty)
+        stream.may_write.set()
+        await rig.until(lambda: kinds(stream)[-1] == ("step_stream", ""))
+        rig.send(is_last=True)
+        rig.send(is_last=True)
+        await rig.until(lambda: stream.is_cancelled)
+        assert kinds(stream).count(("step_stream", "")) == 2
+
+    run(test)
+
+
 def test_a_frame_is_one_event() -> None:
     """The service is told once for a frame, whatever the number of its rows."""
 
