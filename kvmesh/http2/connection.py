@@ -218,8 +218,7 @@ class Connection(asyncio.BufferedProtocol):
         self._codec.send_data(stream, data)
         self._sent_messages += 1
         self.flush_soon()
-        if self._codec.waiting_bytes() > OUTPUT_BYTES_MAX:
-            self._flush()
+        self._flush_much()
 
     def send_headers(self, stream: int, fields: Fields, *, is_end: bool = False) -> None:
         """Send a header block."""
@@ -237,6 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_reset_too:
             self._loop.call_later(STOP_WRITING_S, self.reset, stream, ErrorCode.NO_ERROR)
         self.flush_soon()
+        self._flush_much()
 
     def reset(self, stream: int, code: ErrorCode) -> None:
         """End `stream`."""
@@ -492,6 +492,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
+
+    def _flush_much(self) -> None:
+        """Write much output before the turn ends, so that a full socket holds the rest back."""
+        if self._codec.waiting_bytes() > OUTPUT_BYTES_MAX:
+            self._flush()
 
     def _flush(self) -> None:
         self._is_flush_due = False

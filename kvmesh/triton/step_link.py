@@ -320,8 +320,8 @@ class StepLink:
         self._on_frame(now_s)
         found = step_frames.decode(payload)
         if self._slots.has_begun and found.number == step_frames.FIRST_NUMBER:
-            self._on_replaced()
-            raise EngineLost("another model has begun the step stream again")  # it got the renewal after a reload
+            self._on_replaced()  # it got the renewal after a reload
+            raise EngineLost("another model has begun the step stream again")
         for frame in self._slots.take(found, now_s):
             stream.open_requests -= frame.is_last
         self._leave(stream)

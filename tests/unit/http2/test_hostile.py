@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import zlib
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
@@ -356,6 +357,31 @@ async def test_a_window_that_opens_while_the_socket_is_full_wakes_its_stream() -
         await waiting.ended()
         assert [len(message) for message in waiting.messages] == [100_000, 100_000]
         await filling.ended()
+
+
+async def test_trailers_of_many_calls_in_one_turn_wait_for_a_slow_reader() -> None:
+    ending = asyncio.Event()
+
+    async def end(_: bytes, context: Any) -> bytes:
+        await ending.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "x" * 15_000)
+
+    async with besieged() as siege:
+        siege.server._handlers[b"/test.Echo/End"] = grpc.unary_unary_rpc_method_handler(end)
+        transport: Any = siege.target._transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        streams = [siege.attacker.call("/test.Echo/End") for _ in range(400)]
+        for stream in streams:
+            await stream.send_message(b"")
+        await siege.attacker.ping()
+        siege.attacker.pause()
+        ending.set()
+        await until(lambda: siege.target._is_paused or siege.target.is_lost)
+        assert siege.output_bytes < 3 * OUTPUT_BYTES_MAX
+        siege.attacker.resume()
+        for stream in streams:
+            await stream.ended()
+        assert {stream.status for stream in streams} == {grpc.StatusCode.UNAVAILABLE.value[0]}
 
 
 async def test_small_grants_wake_the_streams_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
