@@ -304,9 +304,18 @@ class StepLink:
             is_unknown = errors.is_stream_unknown(response.error_message)
             if is_unknown:
                 self._on_replaced()
-            if is_unknown or request_id in ("", OPEN_ID):
+            if (
+                request_id == OPEN_ID
+                and stream.open_requests > 1
+                and isinstance(error, EngineLost)
+                and not is_unknown
+            ):
+                stream.open_requests -= (
+                    1  # a renewal that an unloaded model cannot take: the former request goes on
+                )
+            elif is_unknown or request_id in ("", OPEN_ID):
                 raise error
-            if not self._slots.refuse(request_id, error, now_s):
+            elif not self._slots.refuse(request_id, error, now_s):
                 log.info("engine did not take the request %s: %s", request_id, error)
             if isinstance(error, EngineLost) and not stream.is_leaving:
                 stream.is_leaving = True

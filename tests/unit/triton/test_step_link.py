@@ -407,6 +407,27 @@ def test_a_stream_to_an_unloaded_model_ends_with_its_last_call(monkeypatch: pyte
     run(test)
 
 
+def test_a_renewal_that_an_unloaded_model_refuses_ends_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of the stream go on by its former request, and it is not renewed again."""
+    monkeypatch.setattr(subscription_policy, "RENEW_BYTES", 1500)
+
+    async def test(rig: Rig) -> None:
+        stream = await rig.started(1)
+        rig.send(1)
+        rig.send()
+        await rig.until(lambda: kinds(stream)[-1] == ("step_stream", ""))
+        gone = "Request for unknown model: 'tensorrt_llm' has no available versions"
+        stream.responses.put_nowait(refused(gone, "step-stream"))
+        for _ in range(4):
+            rig.send()
+        rig.send(1, is_final=True)
+        await rig.until(lambda: stream.is_cancelled)
+        assert rig.sink.heard(1).events[-1] == "end" and rig.replaced_total == 1
+        assert kinds(stream).count(("step_stream", "")) == 2
+
+    run(test)
+
+
 def test_a_link_ends_while_nothing_can_be_written() -> None:
     """The engine accepts the connection and reads nothing: a loss and a close end both tasks."""
 
