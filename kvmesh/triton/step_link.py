@@ -304,15 +304,9 @@ class StepLink:
             is_unknown = errors.is_stream_unknown(response.error_message)
             if is_unknown:
                 self._on_replaced()
-            if (
-                request_id == OPEN_ID
-                and stream.open_requests > 1
-                and isinstance(error, EngineLost)
-                and not is_unknown
-            ):
-                stream.open_requests -= (
-                    1  # a renewal that an unloaded model cannot take: the former request goes on
-                )
+            is_renewal = request_id == OPEN_ID and stream.open_requests > 1
+            if is_renewal and not is_unknown and isinstance(error, EngineLost):
+                stream.open_requests -= 1  # the model is unloaded, and the former request goes on
             elif is_unknown or request_id in ("", OPEN_ID):
                 raise error
             elif not self._slots.refuse(request_id, error, now_s):

@@ -362,7 +362,7 @@ async def test_a_window_that_opens_while_the_socket_is_full_wakes_its_stream() -
 async def test_trailers_of_many_calls_in_one_turn_wait_for_a_slow_reader() -> None:
     ending = asyncio.Event()
 
-    async def end(_: bytes, context: Any) -> bytes:
+    async def end(_: bytes, context: Any) -> None:
         await ending.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "x" * 15_000)
 
