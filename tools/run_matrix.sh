@@ -18,12 +18,13 @@ trap 'trap - INT TERM; kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
 
 # combination EDGE/HOPS/FRAMES: run it, and say how it ended.
 combination() {
-  local edge hops frames log=$folder/${1//\//-}.log began=$SECONDS verdict=passed
+  local edge hops frames tests="" log=$folder/${1//\//-}.log began=$SECONDS verdict=passed
+  trap '' INT # of a terminal: the script ends its combinations by TERM
+  trap 'kill $tests 2>/dev/null; wait; exit 143' TERM
   IFS=/ read -r edge hops frames <<<"$1"
   .venv/bin/python -m pytest -q -m "not exactness and not upgrade" \
     --edge "$edge" --hops "$hops" --step-frames "$frames" tests/integration >"$log" 2>&1 &
-  local tests=$!
-  trap 'kill "$tests" 2>/dev/null; wait; exit 143' TERM
+  tests=$!
   wait "$tests" || verdict=FAILED
   printf '  %-22s %-7s %4d min  %s\n' "$1" "$verdict" $(((SECONDS - began) / 60)) "$(tail -n 1 "$log")"
   [ $verdict = passed ] || { grep -E '^(FAILED|ERROR) ' "$log"; return 1; }
