@@ -85,14 +85,16 @@ class InputTurns:
     def _serve(self) -> None:
         """Begin a turn, and serve the lines."""
         self._is_due, self._left_s = False, TURN_S
-        while self._first and self._left_s > 0:
-            self._advance(self._first)
-        if self._second:  # one slice in any case
-            self._advance(self._second)
-        while self._second and self._left_s > 0:
-            self._advance(self._second)
-        if self._first or self._second:
-            self._schedule()
+        try:
+            while self._first and self._left_s > 0:
+                self._advance(self._first)
+            if self._second:  # one slice in any case
+                self._advance(self._second)
+            while self._second and self._left_s > 0:
+                self._advance(self._second)
+        finally:  # a bug met by one connection does not hold the others
+            if self._first or self._second:
+                self._schedule()
 
     def _advance(self, line: deque[Input]) -> None:
         source = line.popleft()

@@ -149,3 +149,17 @@ def test_light_connections_do_not_starve_a_flood() -> None:
                 each.receive()
         loop.turn()
     assert not flood.waiting
+
+
+def test_a_bug_met_by_one_connection_does_not_hold_the_others() -> None:
+    loop = Loop()
+    first, *others = [Source(loop) for _ in range(4)]
+    for source in (first, *others):
+        source.receive(6)
+    first.waiting.clear()  # its next slice raises
+    with pytest.raises(IndexError):
+        for _ in range(20):
+            loop.turn()
+    for _ in range(20):
+        loop.turn()
+    assert not any(source.is_held for source in others)
