@@ -101,7 +101,7 @@ class LinkChannel:
             connecting.result().abort("the channel was closed")
 
     async def _connect(self) -> _ClientConnection:
-        """Return the connection. Raises OSError, or UnicodeError for a host that can be no name."""
+        """Return the connection. Raises OSError, or ValueError or OverflowError for an address that can be none."""
         host, _, port = self._address.rpartition(":")
         tls = self._tls
         end = TlsEnd(tls.context, is_server=False, server_name=tls.server_name) if tls else None
@@ -243,7 +243,7 @@ class LinkCall:
     async def _start(self, connecting: asyncio.Task[_ClientConnection]) -> Stream | None:
         try:
             connection = await asyncio.shield(connecting)
-        except (OSError, UnicodeError) as error:  # UnicodeError: a host name with an empty or a long label
+        except (OSError, ValueError, OverflowError) as error:  # no name of a host, or no port
             self._note(grpc.StatusCode.UNAVAILABLE, f"failed to connect: {error}")
             return None
         except asyncio.CancelledError:

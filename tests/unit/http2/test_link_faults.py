@@ -142,7 +142,9 @@ async def test_each_end_has_its_status(frames: list[Frame], code: grpc.StatusCod
         assert call.cancel() is False
 
 
-@pytest.mark.parametrize("address", ["a..b:1", f"{'x' * 64}.test:1", "127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "address", ["a..b:1", f"{'x' * 64}.test:1", "127.0.0.1:1", "127.0.0.1:99999", "127.0.0.1:x"]
+)
 async def test_an_address_that_cannot_be_connected_ends_its_calls(address: str) -> None:
     """It may come from Redis, so any of them is the other side's fault."""
     async with linked(address) as (_, start):
