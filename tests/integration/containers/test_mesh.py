@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import json
 import random
 import sys
@@ -144,7 +145,7 @@ async def test_vitals_describe_a_part(shared: SharedMesh) -> None:
 
 async def test_a_part_gets_another_image_and_keeps_its_address(shared: SharedMesh) -> None:
     """A part gets another image and keeps its address, as in a rolling upgrade."""
-    other = "kvmesh-test:other"
+    other = f"kvmesh-test:other-{os.getpid()}"  # two test runs at once may use one daemon
     with daemon.connected() as client:
         client.images.get(SERVICE_IMAGE).tag(other)
     try:
