@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
