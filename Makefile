@@ -60,7 +60,7 @@ check: setup  ## Formatter, ruff, mypy, protos, import direction, modules withou
 test: setup  ## check and all tests (the short form of exactness among them)
 	@tools/run_tests.sh "$(BASE)"
 
-test-matrix: setup  ## Run the integration tests with each pair of transports, with and without step frames, three combinations at a time (two hours); COMBINATIONS="batched/grpcio/off ..." runs some
+test-matrix: setup  ## Run the integration tests with each pair of transports, with and without step frames, three combinations at a time (two and a half hours); COMBINATIONS="batched/grpcio/off ..." runs some
 	@tools/run_matrix.sh $(COMBINATIONS)
 
 test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel, too; make test does so for the scripts alone (2 minutes)
