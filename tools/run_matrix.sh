@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Run the integration tests with each pair of transports, with and without step frames: eight combinations, LANES at a time.
-# A failed combination does not stop the others. Outputs are in .kvmesh/matrix/, and the tail of each that failed is shown.
+# A failed combination does not stop the others. Outputs are in .kvmesh/matrix/, and the failed tests of each are shown.
 # Usage: run_matrix.sh [EDGE/HOPS/FRAMES...]    such as batched/grpcio/off; none names all. Exit status 0 if all passed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 lanes=${LANES:-3}
 all=({batched,grpcio}/{batched,grpcio}/{on,off})
-chosen=("${@:-}")
+chosen=("$@")
 [ $# -gt 0 ] || chosen=("${all[@]}")
 for one in "${chosen[@]}"; do
   [[ " ${all[*]} " == *" $one "* ]] || { echo "$one is no combination: edge/hops/frames of ${all[*]}" >&2; exit 2; }

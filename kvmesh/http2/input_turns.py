@@ -44,7 +44,7 @@ class InputTurns:
     def __init__(self, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """`clock` moves within a turn, as the time of uvloop does not. `call_soon` runs a callback in the next turn."""
         self.buffer = memoryview(bytearray(READ_BYTES))
-        """What a read of any of these connections writes to, and the reader copies at once."""
+        """The shared buffer of all reads. Each read is copied out of it at once."""
         self._now_s = clock.now_s
         self._call_soon = call_soon
         self._first: deque[Input] = deque()

@@ -151,9 +151,8 @@ class Session:
             pool.takeovers += 1
             for run in pool.runs:
                 if run.submit.request_id == adopt.request_id:
-                    if (
-                        run.session is not None
-                    ):  # a lost router may be told of its loss later than the frontend
+                    # A lost router may be told of its loss later than the frontend.
+                    if run.session is not None:
                         run.session.runs.pop(run.slot, None)
                     run.session, run.slot = self, adopt.slot
                     run.log.rewind(adopt.position, adopt.credit_position)
