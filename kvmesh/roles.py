@@ -1,7 +1,7 @@
 """The roles of a mesh: program, ports, options and stop time of each. Pure. It imports no other module of kvmesh.
 
 `kvmesh up`, `kvmesh health`, the measurements and the tests in containers build their commands from this table.
-tests/unit/cli/test_roles.py compares deploy/images and deploy/compose with it.
+tests/unit/cli/test_roles.py compares deploy/images and deploy/compose with it, tools/manifests deploy/kubernetes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,24 @@ CONFIG_PATH: Final = "/etc/kvmesh/kvmesh.toml"
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """A question of an orchestrator to a process: gRPC health, or a page over HTTP that answers 200 or not."""
+
+    port: str
+    """Kind of the port, as in `Role.ports`."""
+    path: str = ""
+    """Path of the page; empty: grpc.health.v1 of the process."""
+
+
+GRPC_HEALTH: Final = Probe("grpc")
+READY: Final = Probe("metrics", "/readyz")
+"""Readiness of every server. A replica that the control plane holds is not ready here, and SERVING by gRPC health."""
+
+ALIVE: Final = Probe("metrics", "/healthz")
+"""Liveness of every server: its event loop turns."""
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
     """One role. Its ports are those of a container. `kvmesh up` uses free ports."""
 
@@ -27,7 +45,11 @@ class Role:
     needs: tuple[str, ...]
     """Roles that must be ready before this one starts."""
     stop_s: int
-    """Longest graceful shutdown after SIGTERM. A supervisor must not kill earlier."""
+    """Longest graceful shutdown after SIGTERM, in seconds. A supervisor must not kill earlier."""
+    ready: Probe | None = None
+    """Question for readiness in plain text. READY is as good, and the only one under TLS. None: not a server of kvmesh."""
+    pre_stop_s: int = 0
+    """Seconds to serve on between the removal of the address from balancers and SIGTERM. 0: no balancer has it."""
 
     @property
     def port(self) -> int:
@@ -85,6 +107,9 @@ ENGINE_KINDS: Final[Mapping[str, EngineKind]] = {
 }
 """Kinds of engines, the values of `engine.kind` beside `external`."""
 
+BALANCER_S: Final = 5
+"""Seconds in which balancers and names forget an address (`Role.pre_stop_s`)."""
+
 ROLES: Final[Mapping[str, Role]] = {
     role.name: role
     for role in (
@@ -96,15 +121,33 @@ ROLES: Final[Mapping[str, Role]] = {
             (),
             15,
         ),
-        Role(CONTROL, "controlplane", SERVICE_PORTS, ("redis",), 10),
-        Role(XDS, "controlplane.xds", SERVICE_PORTS, ("redis",), 10),
-        Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35),
-        Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35),
-        Role("router", "services.router", SERVICE_PORTS, ("redis",), 35),
-        Role("frontend", "services.frontend", SERVICE_PORTS, ("redis", "router", "prefill", "decode"), 35),
+        Role(CONTROL, "controlplane", SERVICE_PORTS, ("redis",), 10, GRPC_HEALTH),
+        Role(XDS, "controlplane.xds", SERVICE_PORTS, ("redis",), 10, GRPC_HEALTH, BALANCER_S),
+        Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35, READY),
+        Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35, READY),
+        Role("router", "services.router", SERVICE_PORTS, ("redis",), 35, GRPC_HEALTH),
+        Role(
+            "frontend",
+            "services.frontend",
+            SERVICE_PORTS,
+            ("redis", "router", "prefill", "decode"),
+            35,
+            GRPC_HEALTH,
+            BALANCER_S,
+        ),
     )
 }
 """Roles in the order of their start."""
+
+
+def grace_s(role: str, *, pre_stop_s: int | None = None, with_engine: bool = False) -> int:
+    """Return the shortest time between the end of a pod's service and SIGKILL: it serves on, drains, and ends its engine.
+
+    `pre_stop_s`: seconds to serve on; None: those of the table. `with_engine`: the engine is in the pod, and ends last.
+    """
+    found = ROLES[role]
+    serving_on_s = found.pre_stop_s if pre_stop_s is None else pre_stop_s
+    return serving_on_s + found.stop_s + (ROLES["engine"].stop_s if with_engine else 0)
 
 
 def service_command(role: str, name: str, *, config: str, listen: str, more: tuple[str, ...]) -> list[str]:

@@ -6,7 +6,7 @@ Handoffs carry this address, so it must be reachable from other hosts.
 import ipaddress
 import socket
 
-HELP = "host:port that engines dial for KV blocks; default --host and --kv-port, or this host's address for 0.0.0.0"
+HELP = "host:port that engines dial for KV blocks; default --kv-host and --kv-port, or this host's address for 0.0.0.0"
 
 _WILDCARDS = ("0.0.0.0", "::")
 _PORT_MAX = 65535

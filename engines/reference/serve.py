@@ -20,10 +20,10 @@ PACKAGE = "engines.reference"
 
 def main() -> None:
     """Parse the options, write the model repository, exec tritonserver."""
-    parsed = _parser().parse_args()
+    parsed = parser().parse_args()
     server = tritonserver.options_of(parsed)
     try:
-        config = _config(parsed)
+        config = config_of(parsed)
         told = facts_of(config)
     except (OSError, ValueError) as error:
         sys.exit(f"cannot start the reference engine: {error}")
@@ -33,7 +33,9 @@ def main() -> None:
     tritonserver.become(server, PACKAGE, model_repository.config_pbtxt(config, facts))
 
 
-def _config(options: argparse.Namespace) -> EngineConfig:
+def config_of(options: argparse.Namespace) -> EngineConfig:
+    """Return the settings in the parsed options. Raises ValueError."""
+    kv_host = options.kv_host or options.host
     costs = CostModel(
         step_s=options.step_s,
         prefill_s=options.prefill_s,
@@ -43,9 +45,9 @@ def _config(options: argparse.Namespace) -> EngineConfig:
     )
     return EngineConfig(
         arithmetic=options.arithmetic,
-        host=options.host,
+        host=kv_host,
         kv_port=options.kv_port,
-        kv_advertise=advertise.kv_address(options.host, options.kv_port, options.advertise),
+        kv_advertise=advertise.kv_address(kv_host, options.kv_port, options.advertise),
         kv_blocks=options.kv_blocks,
         block_tokens=options.block_tokens,
         step_tokens_max=options.max_step_tokens,
@@ -78,14 +80,16 @@ def _config(options: argparse.Namespace) -> EngineConfig:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     default, costs = EngineConfig("hashed"), CostModel()
-    parser = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
-    add = parser.add_argument
+    made = argparse.ArgumentParser(prog="python -m engines.reference.serve", description=__doc__)
+    add = made.add_argument
     add("--arithmetic", choices=ARITHMETICS, required=True)
-    tritonserver.add_options(parser)
+    tritonserver.add_options(made)
     add("--advertise", default="", help=advertise.HELP)
     add("--kv-port", type=int, required=True)
+    add("--kv-host", default="", help="address on which the KV port listens; default --host")
     add("--kv-blocks", type=int, default=default.kv_blocks, help="capacity of the KV cache in blocks")
     add("--block-tokens", type=int, default=default.block_tokens)
     add("--max-step-tokens", type=int, default=default.step_tokens_max, help="rows that one step computes")
@@ -152,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--cold-runs", type=int, default=default.cold_runs, help="runs of each shape after boot that are cold"
     )
-    return parser
+    return made
 
 
 if __name__ == "__main__":

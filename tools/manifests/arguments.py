@@ -1,0 +1,167 @@
+"""Arguments and configurations of containers, parsed by the programs that will read them."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from engines.reference import serve
+from engines.reference.loading import facts_of
+from kvmesh import service_options
+from kvmesh.config import ConfigError, MeshConfig
+from kvmesh.replica import options as replica_options
+from kvmesh.roles import EDGE, INTERNAL, ROLES, SERVERS, option_of
+from tools.manifests.documents import Body, Manifest, Pod, named, pods
+from tools.manifests.references import secret_keys
+from tools.manifests.role_rules import image_of, role_of
+
+POD_ADDRESS: Final = "10.244.0.10"
+REDIS_VARIABLE: Final = "KVMESH_REDIS_URL"
+REPLICAS: Final = ("prefill", "decode")
+
+
+def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Yield a sentence for each program that would refuse its arguments, its configuration or its certificates."""
+    with tempfile.TemporaryDirectory() as folder:
+        for pod in pods(manifests):
+            for container in pod.running:
+                yield from _of_container(manifests, pod, container, Path(folder))
+
+
+def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, folder: Path) -> Iterator[str]:
+    role, title = role_of(container), pod.workload.title
+    if role == "engine" and image_of(container) == "kvmesh-engine":
+        yield from _prefixed(title, _refusal(lambda: _engine(container)))
+    if role not in SERVERS:
+        return
+    environment = {
+        each["name"]: _value(manifests, each)
+        for each in container.get("env") or ()
+        if "value" in each or "valueFrom" in each
+    }
+    words = [_expanded(str(word), environment) for word in container["args"]][1:]
+    path = option_of(words, "config")
+    text = _file(manifests, pod, container, path)
+    if path and text is None:
+        yield f"--config = {path} of {title} is in no ConfigMap that its container mounts."
+        return
+    if text is not None:
+        local = folder / "kvmesh.toml"
+        local.write_text(text, "utf-8")
+        words = [str(local) if word == path else word for word in words]
+    found: list[MeshConfig] = []
+
+    def parse() -> None:
+        given = [*ports_of(role), "--advertise", f"{POD_ADDRESS}:{ROLES[role].port}", *words]
+        if role in REPLICAS:
+            found.append(replica_options.parse(role, given, environment).config)  # type: ignore[arg-type]  # one of REPLICAS
+        else:
+            found.append(service_options.parse(role, given, environment).config)
+
+    yield from _prefixed(title, _refusal(parse))
+    for config in found:
+        yield from _certificates(manifests, pod, container, role, config)
+
+
+def ports_of(role: str) -> list[str]:
+    """Return the options that the entrypoint of the image puts before the others."""
+    ports = ROLES[role].ports
+    return ["--listen", f"0.0.0.0:{ports['grpc']}", "--metrics-port", str(ports["metrics"])]
+
+
+def _prefixed(title: str, refusal: str) -> Iterator[str]:
+    if refusal:
+        yield f"{title} would not start: {refusal}"
+
+
+def _refusal(parse: Callable[[], None]) -> str:
+    """Return the sentence of a program that refuses its arguments, or an empty text."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parse()
+    except (ConfigError, ValueError, OSError) as error:
+        return str(error)
+    except SystemExit:
+        return said.getvalue().strip().splitlines()[-1].partition("error: ")[2] + "."
+    except argparse.ArgumentError as error:
+        return str(error)
+    return ""
+
+
+def _engine(container: Body) -> None:
+    ports = [word for kind, port in ROLES["engine"].ports.items() for word in (f"--{kind}-port", str(port))]
+    words = [
+        *ports,
+        "--advertise",
+        f"{POD_ADDRESS}:{ROLES['engine'].ports['kv']}",
+        *map(str, container["args"][1:]),
+    ]
+    facts_of(serve.config_of(serve.parser().parse_args(words)))
+
+
+def _expanded(word: str, environment: Mapping[str, str]) -> str:
+    for name, value in environment.items():
+        word = word.replace(f"$({name})", value)
+    return word
+
+
+def _value(manifests: Sequence[Manifest], variable: Body) -> str:
+    """Return the value of a variable of the environment; an example of one that the cluster knows alone."""
+    if "value" in variable:
+        return str(variable["value"])
+    ref = variable["valueFrom"].get("secretKeyRef")
+    if ref is None:
+        return "pod-0"
+    secret = named(manifests, "Secret").get(ref["name"])
+    value = (secret.body.get("stringData") or {}).get(ref["key"]) if secret else None
+    return str(value) if value else "redis://redis:6379/0"
+
+
+def _file(manifests: Sequence[Manifest], pod: Pod, container: Body, path: str) -> str | None:
+    """Return the text of the file at `path` of a container, from the ConfigMap that is mounted there."""
+    volume = _volume_at(pod, container, path)
+    config = named(manifests, "ConfigMap").get((volume.get("configMap") or {}).get("name", ""))
+    found: Any = (config.body.get("data") or {}).get(PurePosixPath(path).name) if config else None
+    return None if found is None else str(found)
+
+
+def _volume_at(pod: Pod, container: Body, path: str) -> Body:
+    folder = str(PurePosixPath(path).parent)
+    for mount in container.get("volumeMounts") or ():
+        if mount["mountPath"].rstrip("/") == folder:
+            for volume in pod.spec.get("volumes") or ():
+                if volume["name"] == mount["name"]:
+                    return volume  # type: ignore[no-any-return]  # YAML
+    return {}
+
+
+def _certificates(
+    manifests: Sequence[Manifest], pod: Pod, container: Body, role: str, config: MeshConfig
+) -> Iterator[str]:
+    """Files of certificates are in mounted Secrets, and a process with TLS has no gRPC probe: the kubelet has no TLS."""
+    keys, title = secret_keys(manifests), pod.workload.title
+    paths = {f"trust.{key}": str(getattr(config.trust, key)) for key in ("certificate", "key", "authority")}
+    if role in EDGE:
+        paths |= {
+            f"frontend.{key}": str(getattr(config.frontend, key))
+            for key in ("certificate", "key", "client_authority")
+        }
+    for key, given in paths.items():
+        path = given.replace("{role}", role)
+        if not path:
+            continue
+        secret = (_volume_at(pod, container, path).get("secret") or {}).get("secretName", "")
+        if not secret:
+            yield f'{key} = "{path}" of {title} is in no Secret that its container mounts.'
+        elif PurePosixPath(path).name not in keys.get(secret, ()):
+            yield f'{key} = "{path}" of {title} is missing in the Secret "{secret}".'
+    has_tls = bool(config.frontend.certificate if role in EDGE else config.trust.certificate)
+    is_internal = role in INTERNAL or role in EDGE
+    if is_internal and has_tls and "grpc" in (container.get("readinessProbe") or {}):
+        yield f"readinessProbe of {title} is gRPC, which the kubelet asks without TLS: allowed is /readyz over HTTP."

@@ -1,0 +1,233 @@
+"""References between objects: names, keys, ports and selectors that another object must have. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tools.manifests.documents import Body, Manifest, Pod, named, pods, selects
+
+CERTIFICATE_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
+"""Keys of a Secret that cert-manager writes."""
+
+
+def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Yield a sentence for each reference that leads nowhere, and for each name or port that is taken twice."""
+    found = list(pods(manifests))
+    yield from _names(manifests)
+    for pod in found:
+        yield from _ports_of(pod)
+        yield from _own(pod)
+        yield from _mounts(pod)
+        yield from _sources(pod, manifests)
+    yield from _services(manifests, found)
+    yield from _selecting(manifests, found)
+    yield from _policies(manifests, found)
+    yield from _targets(manifests)
+
+
+def _names(manifests: Sequence[Manifest]) -> Iterator[str]:
+    counted = Counter((each.kind, each.namespace, each.name) for each in manifests)
+    for (kind, _, name), count in counted.items():
+        if count > 1:
+            yield f'{kind} "{name}" exists {count} times: allowed is once.'
+
+
+def _ports_of(pod: Pod) -> Iterator[str]:
+    """Containers of a pod share one address."""
+    for key, what in (("containerPort", "port"), ("name", "port name")):
+        given = [port[key] for each in pod.running for port in each.get("ports") or () if key in port]
+        for value, count in Counter(given).items():
+            if count > 1:
+                yield f"{pod.workload.title} has the {what} {value} {count} times: containers of a pod share their ports."
+
+
+def _own(pod: Pod) -> Iterator[str]:
+    workload = pod.workload
+    if not selects(workload.spec.get("selector"), pod.labels):
+        yield f"spec.selector of {workload.title} does not select its own pods."
+    for spread in pod.spec.get("topologySpreadConstraints") or ():
+        if not selects(spread.get("labelSelector"), pod.labels):
+            yield f"A topologySpreadConstraint of {workload.title} does not select its own pods."
+    for container in pod.containers:
+        image = str(container.get("image", ""))
+        last = image.rpartition("/")[2]
+        if ":" not in last and "@" not in last:
+            yield f'image "{image}" of {workload.title} has no tag: allowed is NAME:TAG or NAME@DIGEST.'
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            port = _probed(container.get(kind) or {})
+            if port is not None and port not in _ports(container):
+                yield f"{kind} of {workload.title} asks at port {port}, which its container does not have."
+
+
+def _probed(probe: Body) -> Any:
+    for kind in ("httpGet", "tcpSocket", "grpc"):
+        if kind in probe:
+            return probe[kind].get("port")
+    return None
+
+
+def _ports(container: Body) -> set[Any]:
+    ports = container.get("ports") or ()
+    return {port["containerPort"] for port in ports} | {port["name"] for port in ports if "name" in port}
+
+
+def _mounts(pod: Pod) -> Iterator[str]:
+    claimed = {each["metadata"]["name"] for each in pod.workload.spec.get("volumeClaimTemplates") or ()}
+    volumes = {each["name"] for each in pod.spec.get("volumes") or ()} | claimed
+    used = set()
+    for container in pod.containers:
+        paths = Counter(mount["mountPath"] for mount in container.get("volumeMounts") or ())
+        for path, count in paths.items():
+            if count > 1:
+                yield f"{pod.workload.title} mounts {count} volumes at {path}: allowed is one."
+        for mount in container.get("volumeMounts") or ():
+            used.add(mount["name"])
+            if mount["name"] not in volumes:
+                yield f'{pod.workload.title} mounts the volume "{mount["name"]}", which its pod does not have.'
+    for name in sorted(volumes - used):
+        yield f'{pod.workload.title} has the volume "{name}", which no container mounts.'
+
+
+def secret_keys(manifests: Sequence[Manifest]) -> dict[str, set[str]]:
+    """Return the keys of each Secret, those that cert-manager will write included."""
+    keys = {
+        name: {*(each.body.get("data") or ()), *(each.body.get("stringData") or ())}
+        for name, each in named(manifests, "Secret").items()
+    }
+    for each in named(manifests, "Certificate").values():
+        keys[str(each.spec.get("secretName"))] = set(CERTIFICATE_KEYS)
+    return keys
+
+
+def _sources(pod: Pod, manifests: Sequence[Manifest]) -> Iterator[str]:
+    """Secrets, ConfigMaps, claims and the account of a pod."""
+    title = pod.workload.title
+    secrets = secret_keys(manifests)
+    maps = {
+        name: {*(each.body.get("data") or ()), *(each.body.get("binaryData") or ())}
+        for name, each in named(manifests, "ConfigMap").items()
+    }
+    account = pod.spec.get("serviceAccountName")
+    if account not in named(manifests, "ServiceAccount"):
+        yield f'serviceAccountName = "{account}" of {title} names no ServiceAccount of these manifests.'
+    for volume in pod.spec.get("volumes") or ():
+        for kind, key, known in (
+            ("secret", "secretName", secrets),
+            ("configMap", "name", maps),
+            ("persistentVolumeClaim", "claimName", named(manifests, "PersistentVolumeClaim")),
+        ):
+            if kind in volume and volume[kind].get(key) not in known:
+                yield f'{title} needs the {kind} "{volume[kind].get(key)}", which is missing.'
+    for container in pod.containers:
+        for variable in container.get("env") or ():
+            for kind, source, known in (
+                ("secret", "secretKeyRef", secrets),
+                ("configMap", "configMapKeyRef", maps),
+            ):
+                ref = (variable.get("valueFrom") or {}).get(source)
+                if ref is None:
+                    continue
+                if ref["name"] not in known:
+                    yield f'{variable["name"]} of {title} needs the {kind} "{ref["name"]}", which is missing.'
+                elif ref["key"] not in known[ref["name"]]:
+                    what = f'the key "{ref["key"]}" of the {kind} "{ref["name"]}"'
+                    yield f"{variable['name']} of {title} needs {what}, which is missing."
+
+
+def _services(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[str]:
+    services = named(manifests, "Service")
+    for service in services.values():
+        for key in ("port", "name"):
+            for value, count in Counter(port.get(key) for port in service.spec.get("ports") or ()).items():
+                if value is not None and count > 1:
+                    yield f"{service.title} has the port {value} {count} times: allowed is once."
+        selected = [
+            pod for pod in found if selects({"matchLabels": service.spec.get("selector") or {}}, pod.labels)
+        ]
+        if not selected:
+            yield f"{service.title} selects no pod."
+        for port in service.spec.get("ports") or ():
+            target = port.get("targetPort", port["port"])
+            if selected and not any(target in _ports(each) for pod in selected for each in pod.running):
+                yield f"{service.title} leads to the port {target}, which no container of its pods has."
+    for pod in found:
+        name = pod.workload.spec.get("serviceName")
+        if pod.workload.kind != "StatefulSet":
+            continue
+        governing = services.get(str(name))
+        if governing is None:
+            yield f'serviceName = "{name}" of {pod.workload.title} names no Service of these manifests.'
+        elif governing.spec.get("clusterIP") != "None":
+            yield f"{governing.title} gives names to the pods of {pod.workload.title}, so clusterIP must be None."
+        elif not selects({"matchLabels": governing.spec.get("selector") or {}}, pod.labels):
+            yield f"{governing.title} does not select the pods of {pod.workload.title}, which names it."
+
+
+def _selecting(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[str]:
+    for budget in named(manifests, "PodDisruptionBudget").values():
+        if not any(selects(budget.spec.get("selector"), pod.labels) for pod in found):
+            yield f"{budget.title} selects no pod."
+    services = named(manifests, "Service")
+    for monitor in named(manifests, "ServiceMonitor").values():
+        scraped = [each for each in services.values() if selects(monitor.spec.get("selector"), each.labels)]
+        if not scraped:
+            yield f"{monitor.title} selects no Service."
+        ports = {port.get("name") for each in scraped for port in each.spec.get("ports") or ()}
+        for endpoint in monitor.spec.get("endpoints") or ():
+            if scraped and endpoint.get("port") not in ports:
+                yield f"{monitor.title} scrapes the port {endpoint.get('port')}, which its Services do not have."
+
+
+def _policies(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[str]:
+    for policy in named(manifests, "NetworkPolicy").values():
+        selected = [pod for pod in found if selects(policy.spec.get("podSelector"), pod.labels)]
+        if not selected:
+            yield f"{policy.title} selects no pod."
+        open_ports = {port for pod in selected for each in pod.running for port in _ports(each)}
+        for rule in policy.spec.get("ingress") or ():
+            for port in rule.get("ports") or ():
+                if selected and port.get("port") not in open_ports:
+                    yield f"{policy.title} opens the port {port.get('port')}, which no container of its pods has."
+            yield from _peers(policy, rule.get("from") or (), found)
+        for rule in policy.spec.get("egress") or ():
+            yield from _peers(policy, rule.get("to") or (), found)
+
+
+def _peers(policy: Manifest, peers: Sequence[Body], found: Sequence[Pod]) -> Iterator[str]:
+    for peer in peers:
+        selector = peer.get("podSelector")
+        if selector is None or "namespaceSelector" in peer:
+            continue
+        if not any(selects(selector, pod.labels) for pod in found):
+            yield f"{policy.title} names a peer that is no pod: {_shown(selector)}."
+
+
+def _shown(selector: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in (selector.get("matchLabels") or selector).items())
+
+
+def _targets(manifests: Sequence[Manifest]) -> Iterator[str]:
+    known = {(each.kind, each.name) for each in manifests}
+    services = named(manifests, "Service")
+    for scaler in named(manifests, "HorizontalPodAutoscaler").values():
+        target = scaler.spec["scaleTargetRef"]
+        if (target["kind"], target["name"]) not in known:
+            yield f'{scaler.title} scales {target["kind"]} "{target["name"]}", which is missing.'
+        for each in manifests:
+            if (each.kind, each.name) == (target["kind"], target["name"]) and "replicas" in each.spec:
+                yield f"{each.title} sets replicas, which {scaler.title} sets, too: allowed is one of them."
+    for certificate in named(manifests, "Certificate").values():
+        issuer = certificate.spec["issuerRef"]
+        kind = issuer.get("kind", "Issuer")
+        if kind == "Issuer" and (kind, issuer["name"]) not in known:
+            yield f'{certificate.title} needs the {kind} "{issuer["name"]}", which is missing.'
+    for route in named(manifests, "GRPCRoute").values():
+        for rule in route.spec.get("rules") or ():
+            for backend in rule.get("backendRefs") or ():
+                service = services.get(backend["name"])
+                ports = {port["port"] for port in service.spec["ports"]} if service else set()
+                if backend.get("port") not in ports:
+                    what = f'port {backend.get("port")} of Service "{backend["name"]}"'
+                    yield f"{route.title} leads to {what}, which is missing."

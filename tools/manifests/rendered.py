@@ -1,0 +1,47 @@
+"""Rendered overlays, committed with the digest of their sources, so that a change of a source cannot be forgotten."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from kvmesh.config import ROOT
+
+FOLDER: Final = ROOT / "deploy" / "kubernetes"
+OVERLAYS: Final = ("laptop", "eight-gpus")
+_HEAD: Final = """\
+# Rendered by `make manifests` from deploy/kubernetes/overlays/{overlay}; never edited.
+# sources: sha256:{digest}
+"""
+
+
+def path_of(overlay: str) -> Path:
+    """Return the path of a rendered overlay."""
+    return FOLDER / "rendered" / f"{overlay}.yaml"
+
+
+def digest(overlay: str, folder: Path = FOLDER) -> str:
+    """Return the digest of the sources of an overlay: names and contents of base, components and overlay."""
+    made = hashlib.sha256()
+    for part in ("base", "components", f"overlays/{overlay}"):
+        for path in sorted((folder / part).rglob("*")):
+            if path.is_file():
+                data = path.read_bytes()
+                made.update(f"{path.relative_to(folder)}\0{len(data)}\0".encode() + data)
+    return made.hexdigest()
+
+
+def text_of(overlay: str, rendered: str) -> str:
+    """Return the file of a rendered overlay."""
+    return _HEAD.format(overlay=overlay, digest=digest(overlay)) + rendered
+
+
+def fault_of(overlay: str) -> str:
+    """Return why the committed file is not that of the present sources, or an empty text."""
+    path = path_of(overlay)
+    if not path.exists():
+        return f"{path.relative_to(ROOT)} is missing: run make manifests."
+    if not path.read_text("utf-8").startswith(text_of(overlay, "")):
+        return f"{path.relative_to(ROOT)} was rendered from other sources than deploy/kubernetes has: run make manifests."
+    return ""
