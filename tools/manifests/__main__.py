@@ -15,11 +15,11 @@ from tools.manifests.documents import Manifest
 
 
 def faults(manifests: Sequence[Manifest], versions: Sequence[str] = schemas.VERSIONS) -> Iterator[str]:
-    """Yield each fault once, a sentence each. Objects that their schema refuses are not looked at any further."""
+    """Yield each fault once, a sentence each, causes before consequences. Faults of schemas are reported alone."""
     refused = list(dict.fromkeys(schemas.faults(manifests, versions)))
     yield from refused
     if not refused:
-        found = (*references.faults(manifests), *role_rules.faults(manifests), *arguments.faults(manifests))
+        found = (*role_rules.faults(manifests), *references.faults(manifests), *arguments.faults(manifests))
         yield from dict.fromkeys(found)
 
 

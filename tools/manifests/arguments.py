@@ -63,7 +63,7 @@ def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, fold
         else:
             found.append(service_options.parse(role, given, environment).config)
 
-    yield from _prefixed(title, _refusal(parse))
+    yield from _prefixed(title, _refusal(parse).replace(str(folder / "kvmesh.toml"), path))
     for config in found:
         yield from _certificates(manifests, pod, container, role, config)
 
@@ -76,7 +76,7 @@ def ports_of(role: str) -> list[str]:
 
 def _prefixed(title: str, refusal: str) -> Iterator[str]:
     if refusal:
-        yield f"{title} would not start: {refusal}"
+        yield f"{title} would not start: {' '.join(refusal.split())}"
 
 
 def _refusal(parse: Callable[[], None]) -> str:

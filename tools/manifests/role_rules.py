@@ -88,10 +88,8 @@ def _grace(pod: Pod, container: Body, role: str, *, with_engine: bool) -> Iterat
 def _ports(title: str, container: Body, role: str) -> Iterator[str]:
     given = {port.get("name"): port["containerPort"] for port in container.get("ports") or ()}
     for name, number in given.items():
-        wanted = ROLES[role].ports.get(str(name))
-        if wanted is None:
-            yield f'port {number} of {title} is named "{name}": allowed are {", ".join(ROLES[role].ports)}.'
-        elif wanted != number:
+        wanted = ROLES[role].ports.get(str(name), number)
+        if wanted != number:
             yield f'port "{name}" of {title} is {number}: allowed is {wanted}, where a {role} listens.'
     for name in ROLES[role].ports:
         if name not in given and role != "engine":

@@ -6,10 +6,20 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import yaml
+from kubernetes_validate import utils
 
 from tools.manifests import documents, rendered
 from tools.manifests.documents import Manifest
+
+_read = lru_cache(utils.schema_contents)
+
+
+@pytest.fixture(autouse=True)
+def schemas_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validator reads a megabyte of definitions for each object."""
+    monkeypatch.setattr(utils, "schema_contents", _read)
 
 
 @lru_cache
@@ -26,7 +36,9 @@ def overlay(name: str) -> list[Manifest]:
 def one(manifests: list[Manifest], kind: str, name: str) -> Any:
     """Return the body of one object. A name may lack the digest that kustomize appends."""
     return next(
-        each.body for each in manifests if each.kind == kind and each.name.startswith(name) and each.body["kind"] == kind
+        each.body
+        for each in manifests
+        if each.kind == kind and each.name.startswith(name) and each.body["kind"] == kind
     )
 
 

@@ -17,7 +17,11 @@ from tools.manifests.documents import named, pods
 from tools.manifests.role_rules import role_of
 
 OVERLAYS: Final = rendered.OVERLAYS
-RESTRICTED: Final = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+RESTRICTED: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 CALLERS: Final[dict[str, set[str]]] = {
     "router": {*MAY_ATTACH["router"], *callers_of("router", HOT_PREFIXES)},
@@ -131,7 +135,9 @@ def test_the_network_policies_are_the_rights_of_the_certificates(name: str) -> N
     closed = policies["closed"].spec
     assert closed["policyTypes"] == ["Ingress", "Egress"]
     assert not {"ingress", "egress"} & closed.keys()
-    open_to_all = {each.name for each in policies.values() for rule in each.spec.get("ingress", ()) if "from" not in rule}
+    open_to_all = {
+        each.name for each in policies.values() for rule in each.spec.get("ingress", ()) if "from" not in rule
+    }
     assert open_to_all == {"frontend", XDS} & present
 
 
@@ -142,7 +148,10 @@ def test_certificates_name_the_roles() -> None:
         spec = certificates[f"mesh-{role}"].spec
         assert tuple(spec["dnsNames"]) == names_of(role, "kvmesh")
         assert {"server auth", "client auth"} <= set(spec["usages"])
-        mounted = {each.get("secret", {}).get("secretName") for each in pod_of(overlay("eight-gpus"), role)["volumes"]}
+        mounted = {
+            each.get("secret", {}).get("secretName")
+            for each in pod_of(overlay("eight-gpus"), role)["volumes"]
+        }
         assert spec["secretName"] in mounted
 
 
