@@ -55,6 +55,14 @@ def exported() -> dict[tuple[str, str], set[str]]:
     return found
 
 
+def test_the_autoscaler_reads_metrics_that_exist() -> None:
+    """A misspelt metric would never scale anything."""
+    text = (ROOT / "deploy/kubernetes/components/autoscaling/autoscaling.yaml").read_text("utf-8")
+    named = re.findall(r"name: kvmesh_([a-z]+)_([a-z_]+)", text)
+    assert named
+    assert [each for each in named if each not in exported()] == []
+
+
 def rows() -> list[tuple[list[tuple[str, str]], tuple[str, ...]]]:
     """Return each row of the tables of metrics in docs/operating.md: names with a label or none, and roles."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
