@@ -8,6 +8,16 @@ from typing import Any, Final
 
 from tools.manifests.documents import Body, Manifest, Pod, named, pods, selects
 
+CLUSTER_WIDE: Final = (
+    "Namespace",
+    "ClusterIssuer",
+    "StorageClass",
+    "PriorityClass",
+    "PersistentVolume",
+    "RuntimeClass",
+)
+"""Kinds without a namespace."""
+
 CERTIFICATE_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
 """Keys of a Secret that cert-manager writes."""
 
@@ -32,6 +42,10 @@ def _names(manifests: Sequence[Manifest]) -> Iterator[str]:
     for (kind, _, name), count in counted.items():
         if count > 1:
             yield f'{kind} "{name}" exists {count} times: allowed is once.'
+    spaces = sorted({each.namespace for each in manifests if each.namespace})
+    for each in manifests:
+        if spaces and not each.namespace and each.kind not in CLUSTER_WIDE:
+            yield f"{each.title} has no namespace: allowed is {' or '.join(spaces)}, as that of the other objects."
 
 
 def _ports_of(pod: Pod) -> Iterator[str]:
