@@ -166,6 +166,10 @@ def name_twice(manifests: list[Manifest]) -> None:
     manifests.append(Manifest(one(manifests, "ServiceAccount", "router")))
 
 
+def no_namespace(manifests: list[Manifest]) -> None:
+    del one(manifests, "Service", "redis")["metadata"]["namespace"]
+
+
 def not_headless(manifests: list[Manifest]) -> None:
     del one(manifests, "Service", "decode")["spec"]["clusterIP"]
 
@@ -219,6 +223,7 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (eager_replica, 'The engine of StatefulSet "decode" has no startupProbe'),
     (wrong_arithmetic, 'StatefulSet "decode" would not start: argument --arithmetic: invalid choice'),
     (wrong_configuration, 'Deployment "router" would not start: '),
+    (no_namespace, 'Service "redis" has no namespace: allowed is kvmesh'),
     (name_twice, 'ServiceAccount "router" exists 2 times'),
     (
         not_headless,

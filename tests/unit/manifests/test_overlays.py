@@ -59,7 +59,7 @@ def test_external_redis_renders_without_the_redis_of_the_base(program: str, tmp_
     """An overlay outside of the repository may use any component."""
     base = os.path.relpath(rendered.FOLDER, tmp_path)
     (tmp_path / "kustomization.yaml").write_text(
-        f"namespace: other\nresources: [{base}/overlays/laptop]\ncomponents: [{base}/components/external-redis]\n"
+        f"namespace: kvmesh\nresources: [{base}/overlays/laptop]\ncomponents: [{base}/components/external-redis]\n"
     )
     from tools.manifests import documents
 
