@@ -12,16 +12,19 @@ from typing import Any, Final
 
 from engines.reference import serve
 from engines.reference.loading import facts_of
+from engines.tensorrt_llm import llm_file, settings
 from kvmesh import service_options
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.replica import options as replica_options
 from kvmesh.roles import EDGE, INTERNAL, ROLES, SERVERS, option_of
+from kvmesh.service_options import ServiceOptions
 from tools.manifests.documents import Body, Manifest, Pod, named, pods
 from tools.manifests.references import secret_keys
 from tools.manifests.role_rules import image_of, role_of
 
 POD_ADDRESS: Final = "10.244.0.10"
 REDIS_VARIABLE: Final = "KVMESH_REDIS_URL"
+LLM: Final = llm_file.NAME
 REPLICAS: Final = ("prefill", "decode")
 
 
@@ -54,18 +57,42 @@ def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, fold
         local = folder / "kvmesh.toml"
         local.write_text(text, "utf-8")
         words = [str(local) if word == path else word for word in words]
-    found: list[MeshConfig] = []
+    found: list[ServiceOptions] = []
 
     def parse() -> None:
         given = [*ports_of(role), "--advertise", f"{POD_ADDRESS}:{ROLES[role].port}", *words]
         if role in REPLICAS:
-            found.append(replica_options.parse(role, given, environment).config)  # type: ignore[arg-type]  # one of REPLICAS
+            found.append(replica_options.parse(role, given, environment))  # type: ignore[arg-type]  # one of REPLICAS
         else:
-            found.append(service_options.parse(role, given, environment).config)
+            found.append(service_options.parse(role, given, environment))
 
     yield from _prefixed(title, _refusal(parse).replace(str(folder / "kvmesh.toml"), path))
-    for config in found:
-        yield from _certificates(manifests, pod, container, role, config)
+    for options in found:
+        yield from _certificates(manifests, pod, container, role, options.config)
+        if role in REPLICAS:
+            yield from _versions(manifests, pod, options.pool_settings.version.name, folder)
+
+
+def _versions(manifests: Sequence[Manifest], pod: Pod, wanted: str, folder: Path) -> Iterator[str]:
+    """The engine beside a replica serves the version of its pool, `wanted`."""
+    title = pod.workload.title
+    for container in pod.containers:
+        words = [str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))]
+        told = ""
+        if image_of(container) == "kvmesh-engine":
+            told = option_of(words, "model-version")
+        elif path := option_of(" ".join(words).split(), "config") if LLM in " ".join(words) else "":
+            text = _file(manifests, pod, container, path)
+            if text is None:
+                yield f"--config = {path} of {title} is in no ConfigMap that its container mounts."
+                continue
+            (folder / LLM).write_text(text, "utf-8")
+            try:
+                told = str(settings.split(llm_file.read(folder / LLM))[1]["model_version"])
+            except settings.SettingsRefused as error:
+                yield f"{title} would not start: {str(error).replace(str(folder / LLM), path)}"
+        if told and told != wanted:
+            yield f'The engine of {title} serves the version "{told}": allowed is "{wanted}", that of its pool.'
 
 
 def ports_of(role: str) -> list[str]:

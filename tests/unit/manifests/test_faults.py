@@ -148,6 +148,11 @@ def wrong_arithmetic(manifests: list[Manifest]) -> None:
     args[args.index("transformer")] = "quantum"
 
 
+def other_version(manifests: list[Manifest]) -> None:
+    args = pod_of(manifests, "decode")["initContainers"][0]["args"]
+    args[args.index("--model-version") + 1] = "kvmesh-2"
+
+
 def wrong_configuration(manifests: list[Manifest]) -> None:
     """Only the role that mounts the changed copy is refused."""
     found = one(manifests, "ConfigMap", "kvmesh-config")
@@ -222,6 +227,10 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (open_engine, 'The engine of StatefulSet "decode" takes requests of every pod'),
     (eager_replica, 'The engine of StatefulSet "decode" has no startupProbe'),
     (wrong_arithmetic, 'StatefulSet "decode" would not start: argument --arithmetic: invalid choice'),
+    (
+        other_version,
+        'The engine of StatefulSet "decode" serves the version "kvmesh-2": allowed is "kvmesh-1"',
+    ),
     (wrong_configuration, 'Deployment "router" would not start: '),
     (no_namespace, 'Service "redis" has no namespace: allowed is kvmesh'),
     (name_twice, 'ServiceAccount "router" exists 2 times'),
@@ -285,6 +294,15 @@ def open_triton(manifests: list[Manifest]) -> None:
     command.remove("--http-address=127.0.0.1")
 
 
+def other_llm(manifests: list[Manifest]) -> None:
+    data = one(manifests, "ConfigMap", "llm")["data"]
+    data["llm.yaml"] = data["llm.yaml"].replace("model_version: llama-1", "model_version: llama-2")
+
+
+def unknown_llm_key(manifests: list[Manifest]) -> None:
+    one(manifests, "ConfigMap", "llm")["data"]["llm.yaml"] += "max_batches: 3\n"
+
+
 EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
     (grpc_under_tls, 'readinessProbe of Deployment "router" is gRPC, which the kubelet asks without TLS'),
     (no_certificate, 'Deployment "router" needs the secret "mesh-router", which is missing'),
@@ -294,13 +312,23 @@ EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
     (scales_nothing, 'HorizontalPodAutoscaler "decode" scales Deployment "decode", which is missing'),
     (scrapes_nothing, 'ServiceMonitor "kvmesh" scrapes the port http'),
     (leads_nowhere, 'GRPCRoute "frontend" leads to port 80 of Service "frontend", which is missing'),
+    (other_llm, 'serves the version "llama-2": allowed is "llama-1", that of its pool'),
+    (unknown_llm_key, "llm.yaml has keys that LLM(...) does not take: max_batches"),
     (no_claim, 'needs the persistentVolumeClaim "models", which is missing'),
     (unknown_field_of_a_route, "'hosts' was unexpected"),
     (open_triton, 'The engine of StatefulSet "prefill" takes requests of every pod'),
 )
 """The same of the overlay eight-gpus."""
 
-SEVERAL: Final = (port_elsewhere, missing_key, no_claim, no_certificate, unmounted_certificate)
+SEVERAL: Final = (
+    other_llm,
+    unknown_llm_key,
+    port_elsewhere,
+    missing_key,
+    no_claim,
+    no_certificate,
+    unmounted_certificate,
+)
 """Mistakes that concern several processes, files or objects: a sentence for each."""
 
 
