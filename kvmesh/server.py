@@ -54,6 +54,11 @@ CLOSED_GRACE_S: Final = 24 * 3600.0
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cancelled."""
 
+STARTS: Final = "the process starts"
+DRAINS: Final = "the process drains"
+PAUSES: Final = "the process does not serve"
+"""Reason of a process that has served before, and gave no other reason."""
+
 
 # Only keepalive pings find a frozen peer (SIGSTOP, a lost host). keepalive_timeout_ms is not enough. Without
 # ping_timeout_ms a frozen peer was found only after 30 s (measured once, by hand).
@@ -244,7 +249,8 @@ class MeshServer:
         self._idle_bytes = 0
         """Resident memory before the first call."""
         self._is_serving = False
-        self._unready_reason = ""
+        self._unset_reason = STARTS
+        """Why `set_serving` says that the process does not serve. Never empty."""
         self._standby_reason = ""
         self._aside_reason = ""
         self._closed_reason = ""
@@ -329,7 +335,11 @@ class MeshServer:
 
     async def set_serving(self, is_serving: bool, reason: str = "") -> None:
         """Set the health status of the process and of each of its services. `reason`: why it does not serve, if known."""
-        self._is_serving, self._unready_reason = is_serving, "" if is_serving else reason
+        self._is_serving = is_serving
+        if is_serving:
+            self._unset_reason = PAUSES
+        elif reason:
+            self._unset_reason = reason
         await self._update_health()
 
     async def stand_by(self, reason: str) -> None:
@@ -342,16 +352,21 @@ class MeshServer:
         self._aside_reason = reason
         await self._update_health()
 
-    async def _update_health(self) -> None:
+    @property
+    def unready_reason(self) -> str:
+        """Why health is NOT_SERVING, for people. Empty exactly while it is SERVING."""
+        if self._stopping.is_set():
+            return DRAINS
         reason = self._standby_reason or self._aside_reason or self._closed_reason
-        is_healthy = self._is_serving and not reason and not self._stopping.is_set()
+        return reason or ("" if self._is_serving else self._unset_reason)
+
+    async def _update_health(self) -> None:
+        self._health.reason = self.unready_reason
         state = (
-            health_pb2.HealthCheckResponse.SERVING
-            if is_healthy
-            else health_pb2.HealthCheckResponse.NOT_SERVING
+            health_pb2.HealthCheckResponse.NOT_SERVING
+            if self._health.reason
+            else health_pb2.HealthCheckResponse.SERVING
         )
-        why = reason or self._unready_reason
-        self._health.reason = "the process drains" if self._stopping.is_set() else why
         for service in ("", *self._services):
             await self._health.set(service, state)
 

@@ -17,9 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bench.generate_only import GenerateOnly
+from kvmesh import health_reason
 from kvmesh.errors import MeshError, from_rpc_error, internal
 from kvmesh.inference.v1 import inference_pb2, inference_pb2_grpc
-from kvmesh.server import ListenError, MeshServer, channel
+from kvmesh.server import DRAINS, PAUSES, STARTS, ListenError, MeshServer, channel
 from kvmesh.telemetry import start_logging
 from tests.both_transports import transport
 from tests.patience import patience, wait_for
@@ -141,6 +142,48 @@ async def test_sigterm_drains_before_it_stops() -> None:
         assert seen == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
         with pytest.raises(grpc.aio.AioRpcError):
             await health.Check(health_pb2.HealthCheckRequest(), timeout=0.5)
+
+
+async def test_health_and_its_reason_agree() -> None:
+    """The reason is there from the start, is empty exactly while health is SERVING, and is that of health checks.
+
+    A drain goes before a standby, a standby before a cordon, and all of them before the reason of the process itself.
+    """
+    server = MeshServer("frontend", "frontend-0", [SERVICE])
+    assert server.unready_reason == STARTS
+    address = await server.listen("127.0.0.1:0")
+    async with channel(address) as to_server:
+        health = health_pb2_grpc.HealthStub(to_server)
+
+        async def told() -> str:
+            call = health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+            is_serving = (await call).status == health_pb2.HealthCheckResponse.SERVING
+            assert is_serving == (server.unready_reason == "")
+            reason = health_reason.reason_of(await call.trailing_metadata())
+            assert reason == server.unready_reason
+            return reason
+
+        assert await told() == STARTS
+        for change, reason in (
+            (server.set_serving(False, "waits for a router"), "waits for a router"),
+            (server.set_serving(False), "waits for a router"),
+            (server.set_serving(True), ""),
+            (server.set_aside("cordoned"), "cordoned"),
+            (server.stand_by("another process holds the name"), "another process holds the name"),
+            (server.set_serving(False), "another process holds the name"),
+            (server.stand_by(""), "cordoned"),
+            (server.set_aside(""), PAUSES),
+            (server.set_serving(False, "its engine does not answer"), "its engine does not answer"),
+            (server.set_serving(True, "ignored"), ""),
+        ):
+            await change
+            assert await told() == reason
+        await server.stand_by("another process holds the name")
+        server.stop()
+        assert server.unready_reason == DRAINS
+        await server.set_serving(True)
+        assert await told() == DRAINS
+        await server.grpc.stop(0)
 
 
 @pytest.mark.parametrize("end", ["second signal", "time"])
