@@ -64,7 +64,8 @@ from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.region_claim import RegionClaim
-from kvmesh.metrics import Metrics, exposed
+from kvmesh.metrics import Metrics
+from kvmesh.metrics_port import exposed
 from kvmesh.pools import pool_names, pool_settings, version_names, version_settings
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
@@ -184,7 +185,7 @@ class ControlProcess:
             if fault := await claim.fault_if_reachable():
                 raise ConfigError(fault)
             metrics_address = await stack.enter_async_context(
-                exposed(self.metrics, service.host, service.metrics_port)
+                exposed(self.metrics, lambda: self.server.unready_reason, service.host, service.metrics_port)
             )
             self.metrics.process_gauges()
             store = Store(

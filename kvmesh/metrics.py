@@ -13,23 +13,18 @@ import asyncio
 import os
 import re
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Bucket bounds for durations."""
 
-SCRAPE_S_MAX: Final = 5.0
-"""Time for a scraper to send its request and read the answer. Then the connection is closed."""
-
-_REQUEST_BYTES_MAX: Final = 16 << 10
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -199,30 +194,3 @@ def open_fds() -> int:
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
-
-
-@asynccontextmanager
-async def exposed(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `metrics` over HTTP on `port` (0: a free port) inside the block, and yield `host:port`.
-
-    Each connection gets one answer, the metrics, whatever its request is. Raises OSError if the port is in use.
-    """
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(SCRAPE_S_MAX):
-                await reader.readuntil(b"\r\n\r\n")
-                body = metrics.text()
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
-                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
-                await writer.drain()
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a fault of the scraper, which will come again
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(answer, host, port, limit=_REQUEST_BYTES_MAX)
-    try:
-        yield f"{host}:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()

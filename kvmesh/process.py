@@ -29,7 +29,8 @@ from kvmesh.membership.member import POOLS, Member
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.region_claim import RegionClaim
 from kvmesh.membership.registration import Registration
-from kvmesh.metrics import Metrics, exposed
+from kvmesh.metrics import Metrics
+from kvmesh.metrics_port import exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.server import MeshServer, run
@@ -138,7 +139,7 @@ class MeshProcess:
             if fault := await claim.fault_if_reachable():
                 raise ConfigError(fault)
             metrics_address = await stack.enter_async_context(
-                exposed(self.metrics, options.host, options.metrics_port)
+                exposed(self.metrics, self.unready_reason, options.host, options.metrics_port)
             )
             self.metrics.process_gauges()
             address = await self.server.listen(options.listen)
@@ -195,6 +196,10 @@ class MeshProcess:
         )
         gc.collect()
         gc.freeze()
+
+    def unready_reason(self) -> str:
+        """Return why the process is out of service for users. Empty: an orchestrator may count it as available."""
+        return self.server.unready_reason
 
     # The steps of a role.
 

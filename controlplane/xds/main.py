@@ -25,7 +25,8 @@ from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import POOLS
 from kvmesh.membership.membership import Membership
 from kvmesh.membership.region_claim import RegionClaim
-from kvmesh.metrics import Metrics, exposed
+from kvmesh.metrics import Metrics
+from kvmesh.metrics_port import exposed
 from kvmesh.redis_link import RedisLink
 from kvmesh.request_reader import RequestReader, export_request_reader
 from kvmesh.roles import XDS
@@ -121,7 +122,9 @@ class XdsProcess:
             if fault := await claim.fault_if_reachable():
                 raise ConfigError(fault)
             metrics_address = await stack.enter_async_context(
-                exposed(self._metrics, options.host, options.metrics_port)
+                exposed(
+                    self._metrics, lambda: self._server.unready_reason, options.host, options.metrics_port
+                )
             )
             self._metrics.process_gauges()
             await self._server.listen(options.listen)

@@ -49,7 +49,8 @@ from kvmesh.config_sections import Control, Decode, Engine, Frontend, Mesh, Pref
 from kvmesh.errors import MeshError, QuotaViolation, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as inference
 from kvmesh.inference.v1 import inference_pb2_grpc as inference_grpc
-from kvmesh.metrics import Metrics, exposed
+from kvmesh.metrics import Metrics
+from kvmesh.metrics_port import exposed
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_url import without_password
 from kvmesh.roles import option_of
@@ -571,7 +572,7 @@ async def test_status_asks_every_process(
     metrics = Metrics("frontend")
     metrics.process_gauges()
     metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
-    async with frontend() as (address, _), exposed(metrics, "127.0.0.1", 0) as metrics_address:
+    async with frontend() as (address, _), exposed(metrics, lambda: "", "127.0.0.1", 0) as metrics_address:
         up_ = ListedProcess(
             name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
         )
@@ -621,7 +622,7 @@ async def test_status_shows_the_load_of_each_process(capfd: pytest.CaptureFixtur
             metrics = Metrics(role)
             for name, value in values.items():
                 metrics.gauge(name, "A number.", partial(float, value))
-            where = await stack.enter_async_context(exposed(metrics, "127.0.0.1", 0))
+            where = await stack.enter_async_context(exposed(metrics, lambda: "", "127.0.0.1", 0))
             members.append(
                 ListedProcess(name=role, role=role, pid=1, address=address, metrics_address=where, log="")
             )
@@ -1053,8 +1054,8 @@ async def test_up_names_each_process_that_a_stop_waits_for(
     gauges["decode"].gauge("running_requests", "Live.", partial(float, 0))
     pipes = {name: tmp_path / f"{name}.pipe" for name in ("frontend-0", "decode-0")}
     async with (
-        exposed(gauges["frontend"], "127.0.0.1", 0) as of_frontend,
-        exposed(gauges["decode"], "127.0.0.1", 0) as of_decode,
+        exposed(gauges["frontend"], lambda: "", "127.0.0.1", 0) as of_frontend,
+        exposed(gauges["decode"], lambda: "", "127.0.0.1", 0) as of_decode,
     ):
         processes = [
             slow("decode-0", pipes["decode-0"], of_decode),

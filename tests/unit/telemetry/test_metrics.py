@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvmesh.metrics import Histogram, Metrics, exposed, open_fds
-from tests.patience import wait_for
+from kvmesh.metrics import Histogram, Metrics, open_fds
 
 SERVICES = Path(__file__).parents[3] / "services"
 
@@ -110,32 +109,6 @@ def test_a_forgotten_series_is_not_exported() -> None:
             metrics.forget(name, **labels)
     metrics.counter("work_seconds", "Work.", replica="a")
     assert samples(metrics) == {("kvmesh_router_work_seconds_total", (("replica", "a"),)): 0}
-
-
-async def scrape(address: str, request: bytes) -> bytes:
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(request)
-    writer.write_eof()
-    answer = await wait_for(reader.read(), 5)
-    writer.close()
-    await writer.wait_closed()
-    return answer
-
-
-async def test_http_endpoint_answers_and_survives_bad_scrapers() -> None:
-    """A scraper that disconnects or sends too much affects no other scraper."""
-    metrics = Metrics("decode")
-    metrics.process_gauges()
-    metrics.counter("tokens", "Tokens.").value += 5
-    async with exposed(metrics, "127.0.0.1", 0) as address:
-        assert await scrape(address, b"GET /met") == b""
-        assert await scrape(address, b"x" * 100_000) == b""
-        answer = await scrape(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert b"kvmesh_decode_tokens_total 5.0" in body
-    assert b"kvmesh_decode_process_tasks" in body
 
 
 async def test_process_gauges_follow_the_process() -> None:
