@@ -145,6 +145,11 @@ class ControlLink:
         )
 
     @property
+    def cordon_reason(self) -> str:
+        """Why the control plane keeps the process out of use. Empty: it does not."""
+        return "" if self.availability is Availability.SERVING else self._reason
+
+    @property
     def content(self) -> Content:
         """The content in force. Without any snapshot: the initial content."""
         in_force = self.receiver.in_force

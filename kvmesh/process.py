@@ -198,8 +198,11 @@ class MeshProcess:
         gc.freeze()
 
     def unready_reason(self) -> str:
-        """Return why the process is out of service for users. Empty: an orchestrator may count it as available."""
-        return self.server.unready_reason
+        """Return why the process is out of service for users. Empty: an orchestrator may count it as available.
+
+        Health may be SERVING nevertheless: peers need the health of a replica that is held, or of a cordoned router.
+        """
+        return self.server.unready_reason or self.control.cordon_reason or self.held_reason
 
     # The steps of a role.
 
@@ -288,6 +291,11 @@ class MeshProcess:
     def life_state(self) -> LifeState:
         """State of the process's life. SERVING by default: only replicas are held."""
         return LifeState.SERVING
+
+    @property
+    def held_reason(self) -> str:
+        """Why the process's life keeps it out of service. Empty by default: only replicas are held."""
+        return ""
 
     def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
         """Take a message of a leader about the life of a replica. Ignored by default."""

@@ -7,6 +7,8 @@ from typing import Final
 
 from kvmesh.life_state import SLOW_START_S, LifeState
 
+HELD: Final = "held by the control plane until it is warm"
+
 
 @dataclass(frozen=True, slots=True)
 class LifeView:
@@ -22,6 +24,15 @@ class LifeView:
     def is_out_of_service(self) -> bool:
         """True while routers place nothing new here: held or quarantined."""
         return self.state is not LifeState.SERVING
+
+    @property
+    def held_reason(self) -> str:
+        """Why the replica is out of service, for people. Empty: it is in service."""
+        if self.state.is_held:
+            return f"{self.state.value}: {HELD}"
+        if self.is_quarantined:
+            return f"{self.state.value}: {self.reason}" if self.reason else self.state.value
+        return ""
 
     @property
     def is_quarantined(self) -> bool:

@@ -51,6 +51,9 @@ ENGINE_WAIT_S: Final = 10.0
 """Longest wait for the engine to be ready at the start. `kvmesh up` starts replicas when their engines are ready."""
 
 
+ENGINE_LOST: Final = "its engine does not answer"
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Parts of the process that a role needs for its status and telemetry."""
@@ -238,6 +241,11 @@ class _Replica(process.MeshProcess):
         """State of the replica's life."""
         return self._life.life.state
 
+    @property
+    def held_reason(self) -> str:
+        """Why the life of the replica keeps it out of service: the control plane holds it, or it is quarantined."""
+        return self._life.life.view().held_reason
+
     def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
         """Take a message of a leader about the life of the replica."""
         self._life.on_leader(drives_lives, order)
@@ -278,7 +286,7 @@ class _Replica(process.MeshProcess):
             self._shell.after_event()
 
     async def _report(self, is_ready: bool, engine_boot_id: str) -> None:
-        await self.server.set_serving(is_ready)
+        await self.server.set_serving(is_ready, "" if is_ready else ENGINE_LOST)
         self._rival.take_engine(engine_boot_id)
         if self.registration is not None:
             self.registration.update(engine_boot_id=engine_boot_id)
