@@ -99,6 +99,11 @@ def export(core: DecodeCore, metrics: Metrics) -> None:
     metrics.gauge("finished_slots", "Finished logs kept for a takeover.", lambda: len(slot_table.finished))
     metrics.gauge("reserved_blocks", "KV blocks reserved.", lambda: slot_table.reservations.reserved)
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.reservations.total)
+    metrics.gauge(
+        "kv_used_ratio",
+        "Reserved KV blocks over all KV blocks of the engine, 0 to 1.",
+        lambda: slot_table.reservations.reserved / (slot_table.reservations.total or 1),
+    )
     metrics.gauge("running_requests", "Calls of users in the engine.", lambda: generation.running_count)
     metrics.gauge("log_bytes", "Output ids kept for slots.", slot_table.log_bytes)
     metrics.gauge("step_seconds", "Smoothed duration of an engine step.", lambda: generation.step_us() / 1e6)

@@ -83,6 +83,11 @@ def export(core: PrefillCore, metrics: Metrics) -> None:
         "reserved_blocks", "KV blocks of running calls and handoffs.", lambda: slot_table.blocks_reserved
     )
     metrics.gauge("kv_blocks", "KV blocks of the engine.", lambda: slot_table.blocks_total)
+    metrics.gauge(
+        "kv_used_ratio",
+        "Reserved KV blocks over all KV blocks of the engine, 0 to 1.",
+        lambda: slot_table.blocks_reserved / (slot_table.blocks_total or 1),
+    )
     metrics.total(
         "assumed_end_tokens",
         "Calls without a handoff, answered with the end token alone, as the engine omits it.",

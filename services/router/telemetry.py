@@ -372,6 +372,11 @@ def export_queue(core: ForwardingCore, metrics: Metrics) -> None:
     queue, admission = core.queue, core.admission
     metrics.gauge("queued_tokens", "Prompt tokens of the attempts in the queue.", lambda: queue.tokens)
     metrics.gauge(
+        "queued_uncached_tokens",
+        "Estimated uncached prompt tokens of the attempts in the queue.",
+        lambda: queue.work,
+    )
+    metrics.gauge(
         "queue_delay_seconds",
         "Estimated wait of a default-class request of a tenant with an empty queue.",
         lambda: core.queue_delay_us() / 1e6,

@@ -69,7 +69,7 @@ class ReleaseQueue(Generic[Item]):
 
     @property
     def work(self) -> int:
-        """Work of all items."""
+        """Work of all items: the uncached tokens of their prompts, as estimated at their arrival."""
         return sum(priority_class.work for priority_class in self._order)
 
     def count(self, *, is_resumed: bool) -> int:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from kvmesh import blocks
 from kvmesh.advertise import AS_LISTENED
+from kvmesh.attach.frames import pack_ids
 from kvmesh.attach.v1 import attach_pb2 as pb
 from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
@@ -139,6 +141,29 @@ def test_the_imbalance_is_the_maximum_over_the_mean_of_all_routers_work() -> Non
     assert imbalance() == pytest.approx(1.0)
     clock.advance(1000)
     assert imbalance() == 0.0
+
+
+def test_the_queue_exports_the_uncached_tokens_that_wait() -> None:
+    """A prompt counts without the blocks that an eligible replica had at its arrival, until it is cancelled or released."""
+    desk, metrics = Desk(), Metrics("router")
+    desk.core.dispatcher.forecast = desk.policy
+    telemetry.export_queue(desk.core, metrics)
+    for name in ("decode-0", "decode-1"):
+        desk.lose(name)
+
+    def waiting() -> tuple[float, float]:
+        found = values(metrics)
+        return found["queued_tokens"], found["queued_uncached_tokens"]
+
+    cold = desk.submit(tokens=20)
+    assert waiting() == (20, 20)
+    desk.policy.local_index.store("prefill-0", blocks.chain(pack_ids(range(20)), BLOCK, "m")[:3])
+    warm = desk.submit("b" * 32, tokens=20)
+    assert waiting() == (40, 28)
+    desk.ask(cancels=[pb.Cancel(slot=cold, reason=pb.Cancel.REASON_CLIENT)])
+    assert waiting() == (20, 8)
+    desk.ask(cancels=[pb.Cancel(slot=warm, reason=pb.Cancel.REASON_CLIENT)])
+    assert waiting() == (0, 0)
 
 
 async def test_a_router_names_the_replicas_it_has() -> None:

@@ -287,6 +287,55 @@ def test_a_full_queue_still_takes_requeued_items() -> None:
     assert [item.name for item in queue] == [4, 3, 1]
 
 
+def test_the_work_of_the_queue_is_that_of_its_items() -> None:
+    """Under random offers, evictions, releases, returns to the head and cancellations. It is 0 at the end."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        queue: Queue = ReleaseQueue(40, tokens_max=2_000)
+        waiting: set[Item] = set()
+        released: list[Item] = []
+        evicted_count = 0
+        for name in range(300):
+            kind = rng.random()
+            if kind < 0.6:
+                tokens = rng.randint(1, 200)
+                item = Item(
+                    name,
+                    is_resumed=rng.random() < 0.1,
+                    tenant=rng.choice("abc"),
+                    priority_class=rng.choice((-1, 0, 4, 7)),
+                    is_sheddable=rng.random() < 0.2,
+                    token_count=tokens,
+                    work=rng.randint(1, tokens),
+                )
+                victims = queue.victims(item)
+                for victim in victims or ():
+                    assert queue.remove(victim)
+                    waiting.remove(victim)
+                evicted_count += len(victims or ())
+                if victims is not None:
+                    queue.add(item)
+                    waiting.add(item)
+            elif kind < 0.8 and waiting:
+                item = release_next(queue)
+                waiting.remove(item)
+                released.append(item)
+            elif kind < 0.85 and released:
+                item = released.pop()
+                queue.add(item, at_head=True)
+                waiting.add(item)
+            elif waiting:
+                item = rng.choice(sorted(waiting, key=lambda one: one.name))
+                assert queue.remove(item) and not queue.remove(item)
+                waiting.remove(item)
+            assert queue.work == sum(item.ticket.work for item in waiting), f"{seed=}"
+            queue.assert_consistent()
+        assert evicted_count and len(queue) == len(waiting)
+        for item in waiting:
+            queue.remove(item)
+        assert queue.work == 0
+
+
 def test_the_least_important_goes_first() -> None:
     """Sheddable before others, low classes before high ones, then the last to be served; never for an equal or a lesser
     one."""
