@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import urllib.request
 
 from tests.integration.harness import Mesh
+from tests.integration.probes import metrics_address, probed
 
 
 async def sample(mesh: Mesh, name: str, metric: str) -> float:
@@ -28,11 +27,6 @@ async def settled(mesh: Mesh) -> dict[str, int]:
 
 
 async def _scrape(mesh: Mesh, name: str) -> str:
-    address = re.findall(r'"metrics_address": "([^"]+)"', mesh.parts[name].log.read_text())[-1]
-    return await asyncio.to_thread(_read, f"http://{address}/metrics")
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:
-        text: str = answer.read().decode()
-        return text
+    status, text = await probed(metrics_address(mesh.parts[name].log), "/metrics")
+    assert status == 200, text
+    return text

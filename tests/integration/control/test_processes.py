@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisLink
 from kvmesh.roles import service_command
 from tests.integration.control.control_process import hello, operator, snapshot_of, until, watching
 from tests.integration.harness import Part
+from tests.integration.probes import check_pages
 from tests.integration.router.conftest import RedisServer
 from tests.patience import quiet_s
 
@@ -190,6 +191,7 @@ async def test_health_metrics_and_memory(start: Started, capsys: pytest.CaptureF
     await until(lambda: publishes(one), "a snapshot is published")
     assert await asyncio.to_thread(health, [one.address, "--role", "control"]) == 0
     metrics_port = one.command[one.command.index("--metrics-port") + 1]
+    await check_pages(f"127.0.0.1:{metrics_port}", "control")
     found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{metrics_port}/metrics")
     assert found["kvmesh_control_is_leader"] == 1 and found["kvmesh_control_term"] == 1
     assert (

@@ -10,6 +10,7 @@ import pytest
 
 from kvmesh.client import Client
 from tests.integration.harness import configure, running_mesh, until
+from tests.integration.probes import check_pages, metrics_address, until_probed
 
 pytestmark = pytest.mark.mesh
 
@@ -19,13 +20,18 @@ CONFIG = configure(
     decode={"replicas": 1},
     frontend={"replicas": 2},
 )
+ROLES = ("frontend", "router", "prefill", "decode")
+DRAINS = (503, "the process drains\n")
 TOKENS = 150
 """3 s of output: streams run long after the signal."""
 
 
 async def test_frontends_that_stop_together_hand_no_stream_over(tmp_path: Path) -> None:
-    """Each client could move, and no other frontend would take its stream."""
+    """Each client could move, and no other frontend would take its stream. Probes see the drain while streams run."""
     async with running_mesh(CONFIG, tmp_path) as mesh:
+        probes = {name: metrics_address(mesh.parts[name].log) for name in mesh.running(*ROLES)}
+        for name, address in probes.items():
+            await check_pages(address, name.partition("-")[0])
         frontends = [mesh.parts[name] for name in ("frontend-0", "frontend-1")]
         async with Client([each.address for each in frontends]) as client:
             counts = dict.fromkeys(range(8), 0)
@@ -43,7 +49,12 @@ async def test_frontends_that_stop_together_hand_no_stream_over(tmp_path: Path) 
 
             running = [asyncio.create_task(read(number)) for number in counts]
             await until(lambda: min(counts.values()) >= 5, 30, "all streams have tokens")
-            statuses = await asyncio.gather(*(each.end(signal.SIGTERM) for each in frontends))
+            ending = asyncio.gather(*(each.end(signal.SIGTERM) for each in frontends))
+            for each in frontends:
+                await until_probed(probes[each.name], "/readyz", DRAINS)
+                await check_pages(probes[each.name], "frontend", DRAINS)
+            assert not any(task.done() for task in running), "the streams ended before the probes"
+            statuses = await ending
             answers = await asyncio.gather(*running)
         assert [len(ids) for ids, _ in answers] == [TOKENS] * len(counts)
         assert [resumes for _, resumes in answers] == [0] * len(counts)

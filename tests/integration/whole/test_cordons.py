@@ -21,6 +21,7 @@ from kvmesh.snapshot.initial import initial_content
 from kvmesh.snapshot.published import Published, Term, publish
 from tests.integration.generation import Answer, generate, token_request
 from tests.integration.harness import Mesh, configure, running_mesh, until
+from tests.integration.probes import READY, metrics_address, probed
 from tests.integration.scraped import sample
 from tests.integration.snapshot.control_server import ControlServer, running_control
 
@@ -133,6 +134,10 @@ class Plane:
 
         await until(is_seen, 10, f"{name} placeable: {wanted}")
 
+    async def readiness(self, name: str) -> tuple[int, str]:
+        """Return the status and the text of a process's /readyz."""
+        return await probed(metrics_address(self.mesh.parts[name].log), "/readyz")
+
     async def running_at(self, name: str) -> int:
         """Return the requests that a replica holds."""
         load = (await self.mesh.status(name)).load_report
@@ -195,18 +200,21 @@ async def check_replica(plane: Plane, load: Load, name: str) -> None:
     await plane.state(name, "cordoned", draining=True)
     await plane.placeable(name, False)
     assert await plane.health(name)
+    assert await plane.readiness(name) == (503, "cordoned by the control plane: test\n")
     await plane.until_idle(name)
     await load.more(10)
     assert await plane.running_at(name) == 0
     await plane.publish(Cordon(name, boot_id, is_draining=True))
     await plane.state(name, "draining", draining=True)
     assert not await plane.health(name)
+    assert await plane.readiness(name) == (503, "draining by the control plane\n")
     await load.more(10)
     await plane.publish()
     await plane.state(name, "serving", draining=False)
     await plane.placeable(name, True)
     await plane.until_busy(name)
     assert await plane.health(name)
+    assert await plane.readiness(name) == READY
     assert (await plane.member(name)).boot_id == boot_id
     await plane.publish(Cordon(name, "another boot", is_draining=True))
     await plane.state(name, "serving", draining=False)
@@ -221,6 +229,7 @@ async def check_router(plane: Plane, load: Load) -> None:
     await until(lambda: not reports["router-0"].can_place, 10, "the report of the drain")
     await until(lambda: reports["router-0"].live_request_count == 0, 20, "router-0 idle")
     assert reports["router-1"].can_place
+    assert await plane.readiness("router-0") == (503, "draining by the control plane\n")
     await load.more(10)
     await plane.publish()
     await until(lambda: plane.server.reports["router-0"].can_place, 10, "router-0 can place")
@@ -235,6 +244,7 @@ async def check_frontend(plane: Plane, load: Load) -> None:
     await plane.publish(Cordon("frontend-1"))
     await plane.state("frontend-1", "cordoned", draining=False)
     await until_health(plane, "frontend-1", False)
+    assert await plane.readiness("frontend-1") == (503, "cordoned by the control plane\n")
     assert (await generate(stub, request)).error is None
     await plane.publish(Cordon("frontend-1", boot_id, is_draining=True))
     await plane.state("frontend-1", "draining", draining=True)

@@ -9,6 +9,7 @@ import pytest
 
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from tests.integration.harness import running_mesh, until
+from tests.integration.probes import READY, check_pages, metrics_address, until_probed
 from tests.integration.whole.test_cordons import CONFIG, Load, Plane, loaded, planned
 from tests.patience import quiet_s
 
@@ -42,7 +43,12 @@ async def check_service(plane: Plane, load: Load, name: str) -> None:
     await plane.placeable(name, False)
     await load.more(10)
     assert await plane.running_at(name) == 0
+    assert await plane.health(name)
+    probes = metrics_address(part.log)
+    held = (503, "starting: held by the control plane until it is warm\n")
+    await check_pages(probes, name.partition("-")[0], held)
     await ordered(plane, name, slow_start=False)
+    await until_probed(probes, "/readyz", READY)
     await plane.until_busy(name)
 
 

@@ -26,6 +26,7 @@ from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc
 from tests.certificates import Folder
 from tests.integration.harness import own_loopback, until
+from tests.integration.probes import check_pages
 from tests.integration.xds.mesh import bootstrap
 
 HEALTHY: Final = 1
@@ -160,6 +161,7 @@ async def test_frontends_are_published_as_they_come_drain_and_go(started: Starte
             await seen(client, {first: HEALTHY, second: HEALTHY})
         os.kill(started.frontends["frontend-1"].pid, signal.SIGTERM)
         await seen(client, {first: HEALTHY})
+        await check_pages(started.xds.metrics_address, "xds")
         found = scraped(started.xds)
         assert found["kvmesh_xds_streams"] >= 1 and found["kvmesh_xds_control_connected"] == 1
         assert found["kvmesh_xds_refused_topologies_total"] == found["kvmesh_xds_unpublished_frontends"] == 0
