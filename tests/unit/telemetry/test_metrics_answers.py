@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.metrics_answers import HEAD_BYTES_MAX, Sources, fault, path_of, response
+from kvmesh.roles import ALIVE, ROLES
+from kvmesh.roles import READY as READY_PROBE
 
 READY = Sources(lambda: b"kvmesh_router_tokens_total 5.0\n", lambda: "")
 DRAINS = Sources(READY.metrics, lambda: "the process drains")
@@ -76,6 +78,15 @@ def test_every_path_and_method(line: bytes, status: int, body: bytes) -> None:
         answer, found = parsed(response(line + behind, DRAINS))
         assert (answer.status, found) == (status, body)
         assert answer.getheader("Allow") == ("GET, HEAD" if status == 405 else None)
+
+
+def test_the_probes_of_every_role_have_pages() -> None:
+    """Orchestrators send the probes of the roles table; a 404 would restart each process, or keep it out of service."""
+    probes = {ALIVE, READY_PROBE, *(role.ready for role in ROLES.values())}
+    paths = {probe.path for probe in probes if probe is not None and probe.path}
+    assert paths == {"/healthz", "/readyz"}
+    for path in paths:
+        assert parsed(response(f"GET {path}".encode() + BEHIND, READY))[0].status == 200
 
 
 def test_readiness_is_read_at_each_request() -> None:
