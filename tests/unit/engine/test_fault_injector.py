@@ -15,7 +15,7 @@ from engines.reference import fault_injector
 from engines.reference.cost_model import CostModel
 from engines.reference.fault_injector import POLL_S, TEXT_MAX_BYTES, FaultInjector
 from engines.reference.faults import LEAK_TOTAL_MAX_BYTES, NO_FAULTS, Faults
-from engines.reference.serve import _config, _parser
+from engines.reference.serve import config_of, parser
 from tests.unit.engine.engines import CONFIG, EngineHarness, running, wait_until
 from tests.unit.engine.test_publisher import Collector
 
@@ -112,8 +112,8 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert fault_injector.absolute_option("@faults") == f"@{tmp_path / 'faults'}"
     assert fault_injector.absolute_option("errors=0.1") == "errors=0.1"
     ports = [item for name in ("grpc", "http", "metrics", "kv") for item in (f"--{name}-port", "1")]
-    options = _parser().parse_args(["--arithmetic", "hashed", *ports, "--faults", "@faults"])
-    assert _config(options).faults == f"@{tmp_path / 'faults'}"
+    options = parser().parse_args(["--arithmetic", "hashed", *ports, "--faults", "@faults"])
+    assert config_of(options).faults == f"@{tmp_path / 'faults'}"
 
 
 def test_leaked_memory_is_resident_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
