@@ -18,7 +18,7 @@ from kvmesh.metrics_port import exposed
 from kvmesh.process import MeshProcess
 from kvmesh.replica.engine_facts import EngineFacts
 from kvmesh.replica.options import ReplicaOptions
-from kvmesh.replica.process import ENGINE_LOST, _Replica
+from kvmesh.replica.process import ENGINE_LOST, UNREGISTERED, _Replica
 from kvmesh.server import DRAINS, STARTS, MeshServer
 from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.content import Content, Cordon
@@ -69,7 +69,7 @@ def offer(process: MeshProcess, version: int, *cordons: Cordon) -> None:
 
 @pytest.mark.parametrize("role", BUILDS)
 async def test_a_replica_says_why_it_is_out_of_service(role: str) -> None:
-    """A reason of health goes first: start, engine, drain. Then a cordon, then the state of the life."""
+    """A reason of health goes first: start, engine, drain. Then a cordon, the state of the life, and the registration."""
     async with replica(role) as made:
         why = made.unready_reason
         assert why() == STARTS
@@ -83,6 +83,9 @@ async def test_a_replica_says_why_it_is_out_of_service(role: str) -> None:
             made.on_life(True, order(pb.ReplicaState.Value(f"REPLICA_STATE_{state}"), "pass 1 over 3 shapes"))
             assert made.server.unready_reason == "" and why() == f"{state.lower()}: {HELD}"
         made.on_life(True, order(pb.REPLICA_STATE_SERVING))
+        assert made.server.unready_reason == "" and why() == UNREGISTERED
+        made.on_members([])
+        await made.become_ready()
         assert why() == ""
         offer(made, 1, Cordon(f"{role}-0", reason="new disk"))
         assert made.server.unready_reason == "" and why() == "cordoned by the control plane: new disk"
