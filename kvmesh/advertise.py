@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from kvmesh.config import ConfigError
+from kvmesh.redis_sentinel_url import is_sentinel, sentinel_url
 
 HELP: Final = (
     "host:port that peers dial; default: the listen address, or this host's own address for a wildcard"
@@ -89,13 +91,31 @@ def peer(address: str, option: str) -> str:
 
 
 def _towards(redis_url: str) -> str:
-    """Return this host's address on the route to Redis; empty if it is unknown. Sends nothing to Redis."""
+    """Return this host's address on the route to Redis, or to its first sentinel with a route; empty if it is unknown.
+
+    Sends nothing to Redis.
+    """
     try:
-        parts = urlsplit(redis_url)
-        if not parts.hostname:
-            return ""
-        found = socket.getaddrinfo(parts.hostname, parts.port or REDIS_PORT, type=socket.SOCK_DGRAM)
-    except (OSError, ValueError):  # ValueError: a URL that RedisLink will refuse
+        servers = _servers(redis_url)
+    except ValueError:  # RedisLink will refuse the URL
+        return ""
+    return next(filter(None, map(_own_address, servers)), "")
+
+
+def _servers(redis_url: str) -> Sequence[tuple[str, int]]:
+    """Return host and port of Redis, or of its sentinels. Raises ValueError."""
+    if is_sentinel(redis_url):
+        return sentinel_url(redis_url).sentinels
+    parts = urlsplit(redis_url)
+    return [(parts.hostname, parts.port or REDIS_PORT)] if parts.hostname else []
+
+
+def _own_address(server: tuple[str, int]) -> str:
+    """Return this host's address on the route to `server`; empty if there is no route."""
+    host, port = server
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except (OSError, ValueError):  # ValueError: the name cannot be encoded
         return ""
     for family, kind, _, _, address in found:
         try:

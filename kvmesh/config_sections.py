@@ -13,6 +13,8 @@ from kvmesh.config_keys import NAME, Allowed, ConfigError, Section
 from kvmesh.deadlines import RUNTIME_MAX_S
 from kvmesh.pool_sections import ENGINE_ADDRESSES
 from kvmesh.queue_order import ORDERS
+from kvmesh.redis_sentinel_url import is_sentinel, sentinel_fault
+from kvmesh.redis_url import without_password
 from kvmesh.roles import ENGINE_KINDS, EXTERNAL, REFERENCE, TENSORRT_LLM
 from kvmesh.trust import networks
 
@@ -81,11 +83,15 @@ class Redis(Section, frozen=True, kw_only=True):
         str,
         Allowed(
             "Existing Redis (6.2 or later); empty starts an embedded one.",
-            pattern=r"(?:(?:rediss?|unix)://\S+)?",
-            words="empty, redis://, rediss:// or unix://",
+            pattern=r"(?:(?:rediss?(?:\+sentinel)?|unix)://\S+)?",
+            words="empty, redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://",
             secret=True,
         ),
     ] = ""
+
+    def check(self) -> None:
+        if is_sentinel(self.url) and (fault := sentinel_fault(self.url)):
+            raise ConfigError(f'redis.url = "{without_password(self.url)}" {fault}')
 
 
 class Engine(Section, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 A round trip takes 87 us of CPU through the client library, and 25 us here (docs/measurements/limits.md, an empty script).
 Here commands are packed at once, and one future waits for all answers. The library still parses the URL for user, password,
 database and TLS. The connection is opened on first use, and again after it breaks. Nothing is retried implicitly.
+
+With sentinels, each opening asks them for the master. A connection to a former master is closed before the next exchange.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from redis.exceptions import AuthenticationError, NoScriptError, RedisError, Res
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from kvmesh.redis_sentinel import MASTER_CHECK, MasterPool, refuse_replica
+from kvmesh.redis_sentinel_url import Address
+
 Words: TypeAlias = Sequence[str | bytes | int | float]
 
 
@@ -27,8 +32,12 @@ class DedicatedRedis:
 
     def __init__(self, client: Any) -> None:
         self.is_busy = False
-        self._template = client.connection_pool.make_connection()
+        pool = client.connection_pool
+        self._template = pool.make_connection()
+        self._masters: MasterPool | None = pool if isinstance(pool, MasterPool) else None
         self._replies: _Replies | None = None
+        self._address: Address | None = None
+        """Address of the master at the last opening, with sentinels."""
 
     async def exchange(self, commands: Iterable[Words]) -> list[Any]:
         """Send `commands` in one write and return their answers in order.
@@ -44,10 +53,15 @@ class DedicatedRedis:
             return []
         self.is_busy = True
         try:
+            if self._masters is not None and self._address != self._masters.master_address:
+                self.close()
             replies = self._replies
             if replies is None or not replies.is_open:
                 replies = await self._open()
-            return await replies.request(packed, self._template.socket_timeout)
+            answers = await replies.request(packed, self._template.socket_timeout)
+            if replies.is_demoted:
+                self.close()
+            return answers
         finally:
             self.is_busy = False
 
@@ -57,6 +71,21 @@ class DedicatedRedis:
             self._replies.close("closed")
 
     async def _open(self) -> _Replies:
+        masters = self._masters
+        address = await masters.get_master_address() if masters is not None else None
+        try:
+            replies = await self._connected(address)
+        except (RedisError, OSError):
+            if masters is not None:
+                masters.doubt()
+            raise
+        self._replies, self._address = replies, address
+        if masters is not None and address is not None:
+            await masters.take(address)
+        return replies
+
+    async def _connected(self, master: Address | None) -> _Replies:
+        """Return a connection to `master`, or to the address of the URL."""
         loop, template = asyncio.get_running_loop(), self._template
         limit_s = template.socket_connect_timeout
         try:
@@ -65,17 +94,24 @@ class DedicatedRedis:
                 if hasattr(template, "path"):
                     _, replies = await loop.create_unix_connection(_Replies, template.path)
                 else:
-                    _, replies = await loop.create_connection(_Replies, template.host, template.port, ssl=tls)
+                    host, port = master or (template.host, template.port)
+                    _, replies = await loop.create_connection(_Replies, host, port, ssl=tls)
                 handshake = _handshake(template.username, template.password, template.db)
-                if handshake:
-                    for answer in await replies.request(handshake, limit_s):
+                if master is not None:
+                    handshake.append(_packed(*MASTER_CHECK))
+                answers = await replies.request(handshake, limit_s) if handshake else []
+                try:
+                    for answer in answers:
                         if isinstance(answer, RedisError):
-                            replies.close("refused")
                             is_login = isinstance(answer, AuthenticationError)
                             raise answer if is_login else RedisConnectionError(str(answer))
+                    if master is not None:
+                        refuse_replica(answers[-1], master)
+                except RedisError:
+                    replies.close("refused")
+                    raise
         except TimeoutError:
             raise RedisTimeoutError(f"no connection within {limit_s:g} s") from None
-        self._replies = replies
         return replies
 
 
@@ -102,7 +138,9 @@ class _Replies(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
-        self._reader = hiredis.Reader(replyError=_error_of, notEnoughData=_INCOMPLETE)
+        self.is_demoted = False
+        """True after an answer that this Redis takes no writes: it may be a former master."""
+        self._reader = hiredis.Reader(replyError=self._error_of, notEnoughData=_INCOMPLETE)
         self._transport: Any = None
         self._awaited: asyncio.Future[list[Any]] | None = None
         self._count = 0
@@ -157,6 +195,10 @@ class _Replies(asyncio.Protocol):
             self.close("Redis sent an answer without a command")
         elif len(answers) == self._count and not self._awaited.done():
             self._awaited.set_result(answers)
+
+    def _error_of(self, text: str) -> RedisError:
+        self.is_demoted = self.is_demoted or "READONLY" in text
+        return _error_of(text)
 
 
 def _error_of(text: str) -> RedisError:

@@ -36,6 +36,8 @@ from kvmesh.redis_cluster import cluster_client, is_cluster
 from kvmesh.redis_dedicated import DedicatedRedis
 from kvmesh.redis_dedicated_link import DedicatedLink
 from kvmesh.redis_script import Call, Script
+from kvmesh.redis_sentinel import sentinel_client, shown
+from kvmesh.redis_sentinel_url import FORM, Address, is_sentinel, sentinel_fault
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class RedisLink:
     """Connections to one Redis, shared by all tasks of the process. `close` it before the loop ends.
 
     On a Cluster (see redis_cluster) each command and each script has keys of one hash tag, and there is no atomic pipeline.
+    With sentinels (see redis_sentinel) the connections follow the master.
 
     Every method raises RedisUnavailable if Redis is unreachable or answers with an error. Nothing is retried, so the caller
     knows which commands failed.
@@ -98,22 +101,32 @@ class RedisLink:
         """Kind of the current outage. Each kind is logged once."""
         self._refused: dict[str, str] = {}
         """Last reason for the refusal of a command, by its name. Each reason is logged once."""
+        self._connects = 0
+        """How many times `is_connected` became True."""
         self._is_cluster = is_cluster(url)
+        if is_sentinel(url) and (fault := sentinel_fault(url)):
+            raise ConfigError(f"The URL of Redis, {self.shown}, {fault}")
         try:
-            self._client: Any = (
-                cluster_client(url, timeout_s=TIMEOUT_S, connections_max=CONNECTIONS_MAX)
-                if self._is_cluster
-                else _client(url)
-            )
-        except (ValueError, TypeError, RedisClusterException):
+            self._client = self._opened(url)
+            self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
+            """For scripts and pipelines. None on a Cluster, where the library finds the node of each key."""
+        except (ValueError, TypeError, RedisError, RedisClusterException):
             # The library's own sentence may quote a part of the password.
             raise ConfigError(
                 f"The URL of Redis, {self.shown}, cannot be used. Allowed is redis://[[user]:password@]host[:port][/db], "
                 "or rediss:// for TLS, with special characters of the password as %XX. Also redis+cluster:// and "
-                "rediss+cluster:// without /db, with one or more host:port between commas."
+                "rediss+cluster:// without /db, with one or more host:port between commas, and "
+                f"{FORM}, or rediss+sentinel://."
             ) from None
-        self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
-        """For scripts and pipelines. None on a Cluster, where the library finds the node of each key."""
+
+    def _opened(self, url: str) -> Any:
+        """Return the client of `url`. It connects when it is used."""
+        bounds: dict[str, Any] = {"timeout_s": TIMEOUT_S, "connections_max": CONNECTIONS_MAX}
+        if self._is_cluster:
+            return cluster_client(url, **bounds)
+        if not is_sentinel(url):
+            return _client(url)
+        return sentinel_client(url, on_master=self._on_master, **bounds)
 
     async def execute(self, *command: str | bytes | int | float) -> Any:
         """Run one command and return its answer."""
@@ -189,18 +202,18 @@ class RedisLink:
     async def _guarded(self, awaitable: Awaitable[Answer], command: str) -> Answer:
         task = asyncio.current_task()
         assert task is not None
-        cancels = task.cancelling()
+        cancels, connects = task.cancelling(), self._connects
         unavailable: RedisUnavailable
         try:
             answer = await awaitable
         except (RedisError, RedisClusterException, OSError) as error:
-            unavailable = self._error_of(error, command)
+            unavailable = self._error_of(error, command, connects)
             unavailable.__cause__ = error
         except RuntimeError as error:
             # uvloop raises this at a write to a connection that the peer has just closed.
             if "handler is closed" not in str(error) and task.cancelling() == cancels:
                 raise
-            unavailable = self._on_outage(str(error))
+            unavailable = self._on_outage(str(error), connects=connects)
             unavailable.__cause__ = error
         else:
             if task.cancelling() == cancels:
@@ -225,15 +238,21 @@ class RedisLink:
     def _connected(self) -> None:
         if not self.is_connected:
             self.is_connected = True
+            self._connects += 1
             log.info("connected to Redis at %s", self.shown)
 
-    def _error_of(self, error: Exception, command: str) -> RedisUnavailable:
+    def _on_master(self, address: Address, before: Address | None) -> None:
+        log.info("the master of Redis at %s is %s", self.shown, shown(address))
+        if before is not None and self.is_connected:  # otherwise the outage is counted already
+            self._on_outage(f"the master was {shown(before)}", "fails over")
+
+    def _error_of(self, error: Exception, command: str, connects: int | None = None) -> RedisUnavailable:
         reason = _reason(error)
         # The client of a Cluster wraps the refusal of the last node.
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-            return self._on_outage(reason, PASSWORD_REFUSED)
+            return self._on_outage(reason, PASSWORD_REFUSED, connects)
         if not isinstance(error, ResponseError) or reason.startswith(FAILOVER):
-            return self._on_outage(reason)
+            return self._on_outage(reason, connects=connects)
         self._connected()
         is_transient = reason.startswith(REFUSAL)
         if self._refused.get(command) != reason:
@@ -244,7 +263,16 @@ class RedisLink:
         message = f"Redis at {self.shown} refuses {command}: {reason}"
         return RedisUnavailable(message, is_transient=is_transient, is_corrupt=is_corrupt)
 
-    def _on_outage(self, reason: str, what: str = "is unavailable") -> RedisUnavailable:
+    def _on_outage(
+        self, reason: str, what: str = "is unavailable", connects: int | None = None
+    ) -> RedisUnavailable:
+        """Count and log an outage. `connects`: the number of connects when the failed command began.
+
+        A command that began before the last connect failed for an outage that is over, and counted.
+        """
+        unavailable = RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
+        if connects is not None and connects != self._connects:
+            return unavailable
         if self.is_connected or self.break_total == 0:
             self.break_total += 1
             self._outage_kind = ""
@@ -252,7 +280,7 @@ class RedisLink:
             self._outage_kind = what
             log.warning("Redis at %s %s: %s", self.shown, what, reason)
         self.is_connected = False
-        return RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
+        return unavailable
 
 
 async def _unrefused(exchange: Awaitable[list[Any]]) -> list[Any]:

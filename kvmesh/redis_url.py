@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from kvmesh.redis_sentinel_url import is_sentinel, sentinel_url
+
 VARIABLE: Final = "KVMESH_REDIS_URL"
 """Environment variable with the URL. Every user of the machine can read arguments, but not the environment."""
 
@@ -16,8 +18,14 @@ BUDGETS_VARIABLE: Final = "KVMESH_BUDGETS_REDIS_URL"
 
 DEFAULT_PORT: Final = 6379
 
+_NAME: Final = r"[?&][^=&\s]*(?:pass|user|sentinel|%)[^=&\s]*="
+"""An option with a user or password, also misspelt, or written with %XX."""
+
 _USER: Final = re.compile(r"(?<=://)\S*@")
-_QUERY: Final = re.compile(r"(?<=[?&])((?:\w*password|username)=)[^&\s]*")
+_USER_AND_OPTION: Final = re.compile(rf"(?<=://)\S*{_NAME}[^&\s]*@[^&\s]*", re.IGNORECASE)
+"""Everything up to an @ in the value of such an option, and the rest of the value: that @ may stand before the host."""
+
+_QUERY: Final = re.compile(rf"({_NAME})[^&\s]*", re.IGNORECASE)
 
 
 MASK: Final = "***"
@@ -28,8 +36,9 @@ PASSWORD_REFUSED: Final = "asks for a password, or refuses the one of this URL"
 
 
 def without_password(url: str) -> str:
-    """Return `url` without user and password."""
-    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", url))
+    """Return `url` without users and passwords. A malformed URL may lose more."""
+    shown = _USER.sub(f"{MASK}@", _USER_AND_OPTION.sub(MASK, url))
+    return _QUERY.sub(rf"\1{MASK}", shown)
 
 
 def without_user(url: str) -> str:
@@ -45,8 +54,10 @@ def displayed_address(address: str) -> str:
 def database_of(url: str) -> tuple[str, ...]:
     """Return the identity of a database: scheme, host, port and number, without user and options.
 
-    The identity of a malformed URL is its text.
+    With sentinels it is scheme, service, number and all sentinels. The identity of a malformed URL is its text.
     """
+    if is_sentinel(url):
+        return _database_of_sentinels(url)
     try:
         parts = urlsplit(url)
         port = parts.port or DEFAULT_PORT
@@ -57,6 +68,20 @@ def database_of(url: str) -> tuple[str, ...]:
         return (parts.scheme, parts.path)
     host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
     return (parts.scheme, host, str(port), number)
+
+
+def _database_of_sentinels(url: str) -> tuple[str, ...]:
+    try:
+        named = sentinel_url(url)
+    except ValueError:
+        return (url,)
+    scheme = url.partition("://")[0]
+    return (
+        scheme,
+        named.service,
+        str(named.database),
+        *sorted(f"{host} {port}" for host, port in named.sentinels),
+    )
 
 
 def has_password(url: str) -> bool:

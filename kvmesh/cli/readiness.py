@@ -13,6 +13,7 @@ import grpc
 
 from kvmesh import health_reason
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
+from kvmesh.redis_sentinel_url import is_sentinel
 from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_user
 from kvmesh.server import channel
 
@@ -137,10 +138,16 @@ async def redis_fault(url: str) -> str:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
+    from kvmesh.redis_link import TIMEOUT_S
+    from kvmesh.redis_sentinel import sentinel_client
+
     try:
         async with asyncio.timeout(CALL_S):
-            client = redis.asyncio.Redis.from_url(
-                without_user(url) if is_masked else url, retry=Retry(NoBackoff(), 0)
+            asked = without_user(url) if is_masked else url
+            client = (
+                sentinel_client(asked, timeout_s=TIMEOUT_S, connections_max=1)
+                if is_sentinel(asked)
+                else redis.asyncio.Redis.from_url(asked, retry=Retry(NoBackoff(), 0))
             )
             try:
                 await client.execute_command("PING")  # type: ignore[no-untyped-call]  # the library left it out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable
 
@@ -9,6 +10,7 @@ import pytest
 from redis.exceptions import AuthenticationError, RedisClusterException
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from kvmesh.config import ConfigError
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 
 REFUSES = "asks for a password, or refuses the one of this URL"
@@ -58,3 +60,35 @@ async def test_a_fault_is_logged_once_and_again_when_it_changes(
         f"Redis at redis://127.0.0.1:1 {REFUSES}: WRONGPASS",
     ]
     assert link.break_total == 1
+
+
+async def test_a_command_of_an_earlier_outage_is_no_new_one() -> None:
+    """A command that began before Redis was connected again fails later: the outage is counted already."""
+    link = RedisLink("redis://127.0.0.1:1")
+    error = RedisConnectionError("Timeout reading from socket")
+    ends = asyncio.Event()
+
+    async def late() -> None:
+        await ends.wait()
+        raise error
+
+    async def answered() -> bytes:
+        return b"PONG"
+
+    await told(link, fail(error))
+    waiting = asyncio.create_task(told(link, late()))
+    await asyncio.sleep(0)
+    assert await link.guarded(answered()) == b"PONG"
+    ends.set()
+    assert "is unavailable" in await waiting
+    assert (link.break_total, link.is_connected) == (1, True)
+    await told(link, fail(error))
+    assert (link.break_total, link.is_connected) == (2, False)
+    await link.close()
+
+
+@pytest.mark.parametrize("option", ["horse=1", "ssl_cert_reqs=horse", "socket_timeout=horse"])
+def test_a_wrong_option_is_refused(option: str) -> None:
+    """An unknown option of the URL, and a wrong value: one error, not that of the client library."""
+    with pytest.raises(ConfigError, match=r"cannot be used\. Allowed is"):
+        RedisLink(f"rediss://127.0.0.1:1/0?{option}")

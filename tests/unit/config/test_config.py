@@ -33,7 +33,7 @@ from kvmesh.config_sections import Decode, Engine
         ),
         (
             "[redis]\nurl = 'localhost'",
-            'redis.url = "localhost" is out of range: allowed is empty, redis://, rediss:// or unix://.',
+            'redis.url = "localhost" is out of range: allowed is empty, redis://, rediss://, unix://, redis+sentinel://',
         ),
         ("[engine]\nkv_blocks = 127", "allowed are 128 or more blocks of 32 tokens."),
         ("[frontend]\ndefault_deadline_s = 700", "allowed are 0.1 to 600 s."),

@@ -34,9 +34,28 @@ def test_no_password_in_the_query_is_shown(secret: str) -> None:
     assert secret not in shown and "db=1" in shown
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["password", "sentinel_password", "sentinel_username", "sentinel%5Fpassword", "Password", "%70assword"],
+)
+@given(SECRETS)
+def test_no_option_shows_its_secret(name: str, secret: str) -> None:
+    """Also in a URL that is refused: the secret has an @, or the name of the option is written in another way."""
+    for url in (
+        f"redis+sentinel://a:1,b:2/service/3?socket_timeout=1&{name}={secret}&ssl_password={secret}",
+        f"redis+sentinel://mesh:pass@a:1/service?{name}={secret}",
+    ):
+        assert secret not in without_password(url) and "mesh" not in without_password(url)
+
+
 def test_an_url_without_password_is_shown_unchanged() -> None:
     """There is nothing to hide."""
-    for url in ("redis://127.0.0.1:6379/0", "rediss://redis.example:6380/0?ssl_ca_certs=/x/y.pem", ""):
+    for url in (
+        "redis://127.0.0.1:6379/0",
+        "rediss://redis.example:6380/0?ssl_ca_certs=/x/y.pem",
+        "redis+sentinel://a/b",
+        "",
+    ):
         assert without_password(url) == url and not has_password(url)
 
 

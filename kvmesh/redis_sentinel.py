@@ -1,0 +1,202 @@
+"""Client of a Redis that fails over by Redis Sentinel. The URL is in redis_sentinel_url.
+
+Each new connection asks the sentinels for the master, and checks that the Redis there is one. So a connection is either to
+the master or it fails, and the next one asks again. Once a connection shows another master, all connections to the former
+one are closed: a frozen or cut-off master would not close them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import Connection, SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from kvmesh.redis_sentinel_url import Address, SentinelUrl, sentinel_url
+
+MASTER_CHECK: Final = ("HELLO", "2")
+"""Command whose answer tells the role of a Redis. ROLE and INFO need rights of an administrator."""
+
+_DEMOTED: Final = "READONLY"
+
+OnMaster = Callable[[Address, Address | None], None]
+"""Takes the address of the master and the one before; None: there was none."""
+
+
+class Sentinels:
+    """The sentinels of a URL. The one that answered last is asked first."""
+
+    def __init__(
+        self,
+        url: SentinelUrl,
+        connection_class: Callable[..., Any],
+        options: dict[str, Any],
+        timeout_s: float,
+    ) -> None:
+        """`connection_class` and `options` open a connection to a sentinel. Each is asked for at most `timeout_s`."""
+        self._order = list(url.sentinels)
+        self._service = url.service
+        self._connection_class = connection_class
+        self._options = options
+        self._timeout_s = timeout_s
+
+    async def discover_master(self, service_name: str) -> Address:
+        """Ask one sentinel after the other for the master's address. Raises redis.ConnectionError.
+
+        It is an AuthenticationError if one of the sentinels refuses the password and no other answers.
+        """
+        faults, unknown, is_refused = [], 0, False
+        for sentinel in tuple(self._order):
+            try:
+                address = await self._ask(sentinel)
+            except (RedisError, OSError) as error:
+                is_refused = is_refused or isinstance(error, AuthenticationError)
+                faults.append(f"{shown(sentinel)}: {error}")
+                continue
+            if address is not None:
+                self._order.remove(sentinel)
+                self._order.insert(0, sentinel)
+                return address
+            unknown += 1
+            faults.append(f'{shown(sentinel)} knows no master "{service_name}"')
+        if unknown == len(faults):
+            raise RedisConnectionError(f'the sentinels know no master named "{service_name}"')
+        told = f'no sentinel names the master "{service_name}" ({"; ".join(faults)})'
+        raise (AuthenticationError if is_refused else RedisConnectionError)(told)
+
+    def doubt(self) -> None:
+        """Take note that no master was at the address that was told. Another sentinel is asked next."""
+        self._order.append(self._order.pop(0))
+
+    async def _ask(self, sentinel: Address) -> Address | None:
+        """Return the master's address, or None if this sentinel does not know it."""
+        host, port = sentinel
+        connection = self._connection_class(host=host, port=port, **self._options)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await connection.connect()
+                await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                answer = await connection.read_response()
+        except TimeoutError:
+            raise RedisConnectionError(f"no answer within {self._timeout_s:g} s") from None
+        finally:
+            await connection.disconnect(nowait=True)
+        return (bytes(answer[0]).decode(), int(answer[1])) if answer else None
+
+
+class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the master. A command waits for a free one, as with BlockingConnectionPool."""
+
+    def __init__(self, service: str, sentinels: Sentinels, on_master: OnMaster, **options: Any) -> None:
+        super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]  # the library left it out
+        self._on_master = on_master
+
+    async def get_master_address(self) -> Address:
+        """Ask the sentinels. The address counts once `take` gets it."""
+        address: Address = await self.sentinel_manager.discover_master(self.service_name)
+        return address
+
+    def doubt(self) -> None:
+        """See Sentinels."""
+        self.sentinel_manager.doubt()
+
+    async def take(self, address: Address) -> None:
+        """Take note that the master is at `address`. Connections to another one are closed, also those in use."""
+        if address == self.master_address:
+            return
+        before, self.master_address = self.master_address, address
+        self._on_master(address, before)
+        connections: tuple[Any, ...] = (*self._available_connections, *self._in_use_connections)
+        stale = [each for each in connections if each.is_connected and (each.host, each.port) != address]
+        for each in stale:
+            await each.disconnect(nowait=True)
+
+
+class _MasterConnection(SentinelManagedConnection):
+    async def connect_to(self, address: Address) -> None:
+        try:
+            await super().connect_to(address)  # type: ignore[no-untyped-call]
+        except RedisError:
+            self.connection_pool.doubt()
+            raise
+        await self.connection_pool.take(address)
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        await super().on_connect_check_health(check_health)
+        await self.send_command(*MASTER_CHECK, check_health=False)
+        refuse_replica(await self.read_response(), (self.host, self.port))
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await Connection.read_response(self, *arguments, **options)
+        except ResponseError as error:
+            # Redis 6.2 wraps the answer in that of a script, and the library does not recognise it.
+            if not isinstance(error, ReadOnlyError) and _DEMOTED not in str(error):
+                raise
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(
+                f"{_DEMOTED} {shown((self.host, self.port))} is not the master"
+            ) from None
+
+
+class _MasterTlsConnection(_MasterConnection, SentinelManagedSSLConnection):
+    pass
+
+
+def sentinel_client(
+    url: str, *, timeout_s: float, connections_max: int, on_master: OnMaster = lambda *_: None
+) -> Redis:
+    """Return a client of the master of `url` that retries nothing. Raises ValueError with the fault as a verb phrase.
+
+    `on_master` is called when the master is found, and each time it is found at another address.
+    """
+    parts = sentinel_url(url)
+    bounds = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    options: dict[str, Any] = {"max_connections": connections_max, "timeout": timeout_s, **bounds}
+    options |= parse_url(parts.redis)
+    for name in ("host", "port"):
+        del options[name]
+    is_tls = options.pop("connection_class", None) is SSLConnection
+    to_sentinel = bounds | {
+        name: value for name, value in options.items() if name.startswith(("ssl_", "socket_"))
+    }
+    if parts.username or parts.password:
+        to_sentinel |= {"username": parts.username or None, "password": parts.password}
+    sentinels = Sentinels(
+        parts,
+        SSLConnection if is_tls else Connection,
+        to_sentinel | {"protocol": 2, "driver_info": None},
+        options["socket_timeout"],
+    )
+    options |= {"protocol": 2, "decode_responses": False}
+    connection_class = _MasterTlsConnection if is_tls else _MasterConnection
+    pool = MasterPool(parts.service, sentinels, on_master, connection_class=connection_class, **options)
+    return Redis.from_pool(pool)
+
+
+def refuse_replica(answer: Sequence[Any], address: Address) -> None:
+    """Raise redis.ConnectionError unless `answer`, of MASTER_CHECK, is that of a master."""
+    role = answer[answer.index(b"role") + 1] if b"role" in answer else b"sentinel"
+    if role != b"master":
+        raise RedisConnectionError(f"the sentinels name {shown(address)}, which is a {bytes(role).decode()}")
+
+
+def shown(address: Address) -> str:
+    """Return "host:port" of `address`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
