@@ -41,7 +41,7 @@ class SentinelUrl:
     database: int
     redis: str = field(repr=False)
     """The same as a URL redis:// or rediss://, with the first sentinel in the place of the master."""
-    username: str = ""
+    username: str = field(default="", repr=False)
     """User of the sentinels."""
     password: str = field(default="", repr=False)
     """Password of the sentinels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from urllib.parse import quote
 
 import msgspec
@@ -57,7 +58,7 @@ def test_a_url_is_read_as_it_was_written(
     assert displayed_address(url) == f"{names}/{path}"
     query = shown.partition("?")[2]
     assert query == "sentinel_username=***&sentinel_password=***&socket_timeout=0.5"
-    assert password not in repr(found) and sentinel_password not in repr(found)
+    assert {each.name for each in fields(found) if each.repr} == {"sentinels", "service", "database"}
     assert msgspec.structs.replace(Redis(), url=url).url == url
 
 

@@ -122,6 +122,11 @@ class SentinelSet:
             *(each.reaches("'slaves': 1, 'sentinels': 3", "INFO", "sentinel") for each in self.sentinels)
         )
 
+    def extra_sentinel(self, master: int) -> Server:
+        """Return a sentinel alone, not started, that takes the Redis at port `master` for the master."""
+        (port,) = free_ports(HOST, 1)
+        return self._server_of(port, [f"sentinel monitor {SERVICE} {HOST} {master} 1"])
+
     def stop(self) -> None:
         """End all processes."""
         for server in (*self.sentinels, *self.data):
@@ -139,23 +144,26 @@ class SentinelSet:
     def _sentinel(self, index: int, ports: Sequence[int]) -> Server:
         """Return a sentinel that knows the replica and the other sentinels at its start. It would find them in seconds."""
         master, replica, port = ports[0], ports[1], ports[index]
-        path = self._folder / f"sentinel-{port}.conf"
-        lines = [
-            f"port {port}",
-            f"bind {HOST}",
-            f"dir {self._folder}",
-            f"sentinel myid {port:040x}",
-            f"sentinel monitor {SERVICE} {HOST} {master} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
-            f"sentinel failover-timeout {SERVICE} 3000",
-            f"sentinel known-replica {SERVICE} {HOST} {replica}",
-        ]
         others = (each for each in ports[2:] if each != port)
-        lines += [f"sentinel known-sentinel {SERVICE} {HOST} {each} {each:040x}" for each in others]
+        return self._server_of(
+            port,
+            [
+                f"sentinel monitor {SERVICE} {HOST} {master} 2",
+                f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
+                f"sentinel failover-timeout {SERVICE} 3000",
+                f"sentinel known-replica {SERVICE} {HOST} {replica}",
+                *(f"sentinel known-sentinel {SERVICE} {HOST} {each} {each:040x}" for each in others),
+            ],
+        )
+
+    def _server_of(self, port: int, lines: list[str]) -> Server:
+        """Return a sentinel whose configuration has `lines`."""
+        lines = [f"port {port}", f"bind {HOST}", f"dir {self._folder}", f"sentinel myid {port:040x}", *lines]
         if self.password:
             lines.append(f"sentinel auth-pass {SERVICE} {self.password}")
         if self.sentinel_password:
-            lines += [f"requirepass {self.sentinel_password}"]
+            lines.append(f"requirepass {self.sentinel_password}")
+        path = self._folder / f"sentinel-{port}.conf"
         path.write_text("\n".join(lines) + "\n")
         command = [str(self._binary), str(path), "--sentinel"]
         return Server(port, command, self._folder / f"sentinel-{port}.log", self.sentinel_password)

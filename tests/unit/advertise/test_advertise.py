@@ -42,6 +42,12 @@ def test_the_registered_address(listen: str, option: str, bound: str, registered
     assert advertised(listen, option or None, LOCAL_REDIS).address(bound) == registered
 
 
+def test_a_wildcard_takes_the_address_on_the_route_to_a_sentinel() -> None:
+    """To the first one whose name is known: the master's address may change."""
+    url = "redis+sentinel://mesh:pw@no-such-host.invalid,127.0.0.1:26379/service"
+    assert advertised("0.0.0.0:7", None, url).address("0.0.0.0:7") == "127.0.0.1:7"
+
+
 def test_a_wildcard_takes_the_hosts_name_if_redis_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis may start later, and its name is unknown until then."""
     monkeypatch.setattr(advertise, "_towards", lambda _: "")

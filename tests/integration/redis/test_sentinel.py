@@ -1,0 +1,350 @@
+"""A Redis that fails over by Redis Sentinel: every kind of connection follows the master, and no write goes elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.redis_binary import redis_binaries
+from kvmesh.redis_link import CONNECTIONS_MAX, RedisLink, RedisUnavailable
+from kvmesh.redis_script import Script
+from kvmesh.redis_url import PASSWORD_REFUSED
+from tests.conftest import redis_kind
+from tests.integration.redis.sentinels import SERVICE, SentinelSet, Server
+from tests.patience import patience
+
+WRITE = Script("return redis.call('INCR', KEYS[1])")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the first Redis of the machine, or on each."""
+    if "binary" in metafunc.fixturenames:
+        found = redis_binaries()
+        is_all = metafunc.config.getoption("--every-redis") or metafunc.function in ON_EVERY_REDIS
+        metafunc.parametrize("binary", found if is_all else found[:1], ids=redis_kind)
+
+
+@pytest.fixture
+async def servers(binary: Path, tmp_path: Path) -> AsyncIterator[SentinelSet]:
+    """A master, its replica and three sentinels."""
+    async with running(SentinelSet(binary, tmp_path)) as started:
+        yield started
+
+
+@asynccontextmanager
+async def running(servers: SentinelSet) -> AsyncIterator[SentinelSet]:
+    """Start the servers, and end them in any case."""
+    try:
+        await servers.start()
+        yield servers
+    finally:
+        servers.stop()
+
+
+@asynccontextmanager
+async def linked(url: str) -> AsyncIterator[RedisLink]:
+    """Open a link, and close it."""
+    link = RedisLink(url)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+class Ways:
+    """All ways in which the mesh writes to Redis; each counts its writes in a key of its name."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self._dedicated = link.dedicated()
+        self.all: dict[str, Callable[[], Awaitable[Any]]] = {
+            "execute": lambda: link.execute("INCR", "execute"),
+            "pipeline": lambda: link.pipeline([("INCR", "pipeline"), ("PING",)]),
+            "atomic": lambda: link.pipeline([("INCR", "atomic"), ("PING",)], atomic=True),
+            "script": lambda: link.scripts(WRITE, [(("script",), ())]),
+            "dedicated": lambda: self._dedicated.execute("INCR", "dedicated"),
+        }
+
+    async def once(self) -> None:
+        """Write in every way. Raises RedisUnavailable."""
+        for way in self.all.values():
+            await way()
+
+    async def until_once(self, bound_s: float = 20.0) -> None:
+        """Write until every way has succeeded in turn."""
+        async with patience(bound_s):
+            while True:
+                try:
+                    return await self.once()
+                except RedisUnavailable:
+                    await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        self._dedicated.close()
+
+
+class Listener:
+    """Follows a channel as the mesh's watchers do: with a new subscription after each failure."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self.heard: list[bytes] = []
+        self.failures = 0
+        self.subscriptions = 0
+        self._link = link
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        while True:
+            subscription = self._link.subscription()
+            try:
+                await self._link.guarded(subscription.subscribe("news"))
+                self.subscriptions += 1
+                while True:
+                    message = await self._link.guarded(subscription.get_message(timeout=1.0))
+                    if message:
+                        self.heard.append(message["data"])
+            except RedisUnavailable:
+                self.failures += 1
+                await asyncio.sleep(0.02)
+            finally:
+                with suppress(Exception):
+                    await subscription.aclose()
+
+    async def hears(self, link: RedisLink, word: str) -> None:
+        """Publish `word` until it is heard."""
+        async with patience(20):
+            while word.encode() not in self.heard:
+                with suppress(RedisUnavailable):
+                    await link.execute("PUBLISH", "news", word)
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def listening(link: RedisLink) -> AsyncIterator[Listener]:
+    """Run a listener in the block."""
+    listener = Listener(link)
+    task = asyncio.create_task(listener.run())
+    try:
+        yield listener
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def masters_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the masters' addresses of the log, in order."""
+    texts = [record.getMessage() for record in caplog.records]
+    return [text.rpartition(" is ")[2] for text in texts if text.startswith("the master of Redis at")]
+
+
+async def count(server: Server, name: str) -> int:
+    """Return a counter of `server`."""
+    return int(await server.ask("GET", name) or 0)
+
+
+async def test_after_the_death_of_the_master_all_ways_lead_to_the_new_one(
+    servers: SentinelSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within seconds, as one outage, with one line about the new master. What returns at the old address gets no write."""
+    caplog.set_level(logging.INFO, "kvmesh.redis_link")
+    old, new = servers.data
+    async with linked(servers.url) as link, listening(link) as listener:
+        ways = Ways(link)
+        await ways.once()
+        await listener.hears(link, "before")
+        assert await link.execute("WAIT", 1, 5000) == 1
+        assert [await count(new, name) for name in ways.all] == [1] * len(ways.all)
+        assert link.break_total == 0
+        old.kill()
+        await ways.until_once()
+        await listener.hears(link, "after")
+        await ways.once()
+        assert link.break_total == 1
+        assert masters_logged(caplog) == [old.address, new.address]
+        old.start()  # it is a master, without data, until the sentinels demote it
+        await old.reaches("PONG", "ECHO", "PONG")
+        await asyncio.gather(*(way() for way in ways.all.values() for _ in range(2 * CONNECTIONS_MAX)))
+        async with linked(servers.url) as fresh:
+            await fresh.execute("INCR", "execute")
+        assert await old.ask("DBSIZE") == 0
+        before = [await count(new, name) for name in ways.all]
+        await old.ask("REPLICAOF", *new.address.split(":"))
+        await old.reaches("'master_link_status': 'up'", "INFO", "replication")
+        await ways.once()
+        assert [await count(new, name) for name in ways.all] == [each + 1 for each in before]
+        assert link.break_total == 1
+        ways.close()
+
+
+async def test_a_frozen_master_is_left(servers: SentinelSet, caplog: pytest.LogCaptureFixture) -> None:
+    """Its connections stay open, so nothing but the sentinels tells. A subscription goes on at the new master."""
+    caplog.set_level(logging.INFO, "kvmesh.redis_link")
+    old, new = servers.data
+    async with linked(servers.url) as link, listening(link) as listener:
+        ways = Ways(link)
+        await ways.once()
+        await asyncio.gather(*(link.execute("ECHO", "x") for _ in range(CONNECTIONS_MAX - 1)))
+        await listener.hears(link, "before")
+        old.signal(signal.SIGSTOP)
+        try:
+            await ways.until_once()
+            async with patience(2):  # connections that were idle at the freeze are not tried one by one
+                await asyncio.gather(*(link.execute("ECHO", "x") for _ in range(CONNECTIONS_MAX - 1)))
+            await listener.hears(link, "during")
+            assert link.break_total == 1
+        finally:
+            old.signal(signal.SIGCONT)
+        await ways.once()
+        assert masters_logged(caplog) == [old.address, new.address]
+        assert link.break_total == 1
+        ways.close()
+
+
+async def test_a_planned_failover_counts_as_one_outage(servers: SentinelSet) -> None:
+    """Idle connections are closed without any error, but the new master may lack the last writes."""
+    async with linked(servers.url) as link, listening(link) as listener:
+        ways = Ways(link)
+        await ways.once()
+        await listener.hears(link, "before")
+        await servers.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        await servers.data[1].reaches("'role': 'master'", "INFO", "replication")
+        await servers.data[0].reaches("'role': 'slave'", "INFO", "replication")
+        await listener.hears(link, "after")
+        await ways.until_once()
+        await ways.once()
+        assert link.break_total == 1
+        ways.close()
+
+
+async def test_a_demoted_master_gets_no_second_write(servers: SentinelSet) -> None:
+    """Each way is refused once, and its connection is closed; the sentinels still name this Redis, which is refused then."""
+    master, replica = servers.data
+    async with linked(servers.url) as link:
+        ways = Ways(link)
+        await ways.once()
+        for server in servers.sentinels:
+            server.signal(signal.SIGSTOP)
+        await master.ask("REPLICAOF", *replica.address.split(":"))
+        for server in servers.sentinels:
+            server.signal(signal.SIGCONT)
+        for way in ("script", "dedicated", "atomic", "execute"):
+            with pytest.raises(
+                RedisUnavailable, match="READONLY|is not the master|EXECABORT|which is a replica"
+            ):
+                await ways.all[way]()
+        for way in ways.all.values():
+            with pytest.raises(
+                RedisUnavailable, match=rf"the sentinels name {master.address}, which is a replica"
+            ):
+                await way()
+        assert not link.is_connected and link.break_total == 1
+        await master.ask("REPLICAOF", "NO", "ONE")
+        await ways.until_once()
+        ways.close()
+
+
+async def test_sentinels_that_are_down_or_frozen_are_passed_over(servers: SentinelSet) -> None:
+    """The next of the list is asked. Without any, open connections go on, and a new link is told about each."""
+    first, second, third = servers.sentinels
+    first.signal(signal.SIGSTOP)
+    second.kill()
+    async with linked(servers.url) as link:
+        ways = Ways(link)
+        async with patience(1.8):
+            await link.execute("PING")
+        async with patience(0.9):  # the one that answered is asked first
+            await ways.once()
+        third.kill()
+        await ways.once()
+        async with linked(servers.url) as fresh:
+            for ask in (fresh.execute("PING"), fresh.scripts(WRITE, [(("x",), ())])):
+                async with patience(2):
+                    with pytest.raises(RedisUnavailable) as told:
+                        await ask
+                for words in (
+                    f"{first.address}: no answer within 1 s",
+                    f"{second.address}: ",
+                    f"{third.address}: ",
+                ):
+                    assert words in str(told.value)
+            assert fresh.break_total == 1
+        assert (link.is_connected, link.break_total) == (True, 0)
+        ways.close()
+
+
+async def test_what_the_sentinels_name_must_be_a_master(servers: SentinelSet, tmp_path: Path) -> None:
+    """A replica, a Redis that is down, and a name that nobody knows: a sentence with the address or the name."""
+    master, replica = servers.data
+    liar = servers.extra_sentinel(replica.port)
+    gone = servers.extra_sentinel(1)
+    try:
+        for server in (liar, gone):
+            server.start()
+            await server.reaches("PONG", "PING")
+        for server, words in (
+            (liar, f"the sentinels name {replica.address}, which is a replica"),
+            (gone, "127.0.0.1:1"),
+        ):
+            async with linked(servers.url_of([server])) as link:
+                for ask in (link.execute("PING"), link.scripts(WRITE, [(("x",), ())])):
+                    with pytest.raises(RedisUnavailable, match=words):
+                        await ask
+            async with linked(servers.url_of([server, *servers.sentinels])) as link:
+                with pytest.raises(RedisUnavailable):
+                    await link.execute("PING")
+                await link.execute("PING")  # asked another sentinel
+        async with linked(servers.url_of(servers.sentinels, "other")) as link:
+            with pytest.raises(RedisUnavailable, match=r'the sentinels know no master named "other"$'):
+                await link.execute("PING")
+    finally:
+        liar.kill()
+        gone.kill()
+
+
+async def test_the_pool_is_bounded(servers: SentinelSet) -> None:
+    """Some hundred commands while the master stalls: all are answered, over at most the maximum of connections."""
+    master = servers.data[0]
+    async with linked(servers.url) as link:
+        before = len(str(await master.ask("CLIENT", "LIST", "TYPE", "normal")).split("addr=")) - 1
+        await master.ask("CLIENT", "PAUSE", 300, "ALL")
+        answers = await asyncio.gather(*(link.execute("ECHO", "here") for _ in range(300)))
+        assert answers == [b"here"] * 300
+        clients = str(await master.ask("CLIENT", "LIST", "TYPE", "normal"))
+        assert 1 <= len(clients.split("addr=")) - 1 - before <= CONNECTIONS_MAX
+        assert not any("cmd=sentinel" in str(await each.ask("CLIENT", "LIST")) for each in servers.sentinels)
+
+
+async def test_passwords_of_redis_and_of_the_sentinels(binary: Path, tmp_path: Path) -> None:
+    """Both are needed. A wrong or missing one is reported as such, and not shown."""
+    folder = SentinelSet(binary, tmp_path, password="correct-horse", sentinel_password="other-horse")
+    async with running(folder) as servers:
+        async with linked(servers.url) as link, listening(link) as listener:
+            ways = Ways(link)
+            await ways.once()
+            await listener.hears(link, "here")
+            ways.close()
+        for wrong in (
+            servers.url.replace("correct-horse", "wrong-horse"),
+            servers.url.replace("other-horse", "wrong-horse"),
+            servers.url.replace(":correct-horse@", ""),
+            servers.url.partition("?")[0],
+        ):
+            async with linked(wrong) as link:
+                for ask in (link.execute("PING"), link.scripts(WRITE, [(("x",), ())])):
+                    with pytest.raises(RedisUnavailable, match=PASSWORD_REFUSED) as told:
+                        await ask
+                    assert "horse" not in str(told.value)
+
+
+ON_EVERY_REDIS = (
+    test_after_the_death_of_the_master_all_ways_lead_to_the_new_one,
+    test_a_demoted_master_gets_no_second_write,
+)
+"""Their answers differ by the version of Redis. The other tests run on each Redis with --every-redis."""
