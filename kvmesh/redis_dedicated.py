@@ -53,8 +53,10 @@ class DedicatedRedis:
             return []
         self.is_busy = True
         try:
-            if self._masters is not None and self._address != self._masters.master_address:
-                self.close()
+            if self._masters is not None:
+                self._masters.watch()
+                if self._address != self._masters.master_address:
+                    self.close()
             replies = self._replies
             if replies is None or not replies.is_open:
                 replies = await self._open()

@@ -1,14 +1,16 @@
 """Client of a Redis that fails over by Redis Sentinel. The URL is in redis_sentinel_url.
 
 Each new connection asks the sentinels for the master, and checks that the Redis there is one. So a connection is either to
-the master or it fails, and the next one asks again. Once a connection shows another master, all connections to the former
-one are closed: a frozen or cut-off master would not close them.
+the master or it fails, and the next one asks again. While connections are used, the sentinels are asked once a second: in
+a planned failover, the former master serves on for some ten seconds. Once another master is found, all connections to the
+former one are closed: a frozen or cut-off master would not close them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -27,6 +29,9 @@ from kvmesh.redis_sentinel_url import Address, SentinelUrl, sentinel_url
 
 MASTER_CHECK: Final = ("HELLO", "2")
 """Command whose answer tells the role of a Redis. ROLE and INFO need rights of an administrator."""
+
+LOOK_S: Final = 1.0
+"""Interval of the questions for the master. The new master has leases for 2 s that were renewed at the former one."""
 
 _DEMOTED: Final = "READONLY"
 
@@ -101,6 +106,39 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
     def __init__(self, service: str, sentinels: Sentinels, on_master: OnMaster, **options: Any) -> None:
         super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]  # the library left it out
         self._on_master = on_master
+        self._next_look_s = 0.0
+        self._look: asyncio.Task[None] | None = None
+
+    async def get_connection(self, *arguments: Any, **options: Any) -> Any:
+        """See BlockingConnectionPool."""
+        self.watch()
+        return await super().get_connection(*arguments, **options)  # type: ignore[no-untyped-call]
+
+    def watch(self) -> None:
+        """Ask the sentinels in a task of the pool, if the last time is LOOK_S ago. Call it at each use of a connection."""
+        now_s = asyncio.get_running_loop().time()
+        is_looking = self._look is not None and not self._look.done()
+        if self.master_address is not None and now_s >= self._next_look_s and not is_looking:
+            self._next_look_s = now_s + LOOK_S
+            self._look = asyncio.create_task(self._follow(), name="redis-sentinel")
+
+    async def _follow(self) -> None:
+        # RuntimeError: uvloop raises it at a write to a connection that the peer has just closed.
+        with suppress(RedisError, OSError, RuntimeError):
+            address = await self.get_master_address()
+            if address != self.master_address:
+                connection: Any = self.make_connection()  # type: ignore[no-untyped-call]
+                try:
+                    await connection.connect_to(address)
+                finally:
+                    await connection.disconnect(nowait=True)
+
+    async def aclose(self) -> None:
+        """See ConnectionPool."""
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait([self._look])
+        await super().aclose()
 
     async def get_master_address(self) -> Address:
         """Ask the sentinels. The address counts once `take` gets it."""

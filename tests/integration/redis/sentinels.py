@@ -63,7 +63,7 @@ class Server:
             host=HOST, port=self.port, password=self.password or None, socket_timeout=5
         )
         try:
-            return await client.execute_command(*command)
+            return await client.execute_command(*command)  # type: ignore[no-untyped-call]  # the library left it out
         finally:
             await client.aclose()
 
