@@ -44,6 +44,7 @@ def test_no_option_shows_its_secret(name: str, secret: str) -> None:
     for url in (
         f"redis+sentinel://a:1,b:2/service/3?socket_timeout=1&{name}={secret}&ssl_password={secret}",
         f"redis+sentinel://mesh:pass@a:1/service?{name}={secret}",
+        f"redis+sentinel://a:1/service?{name}=x@{secret}&db=1",
     ):
         assert secret not in without_password(url) and "mesh" not in without_password(url)
 
