@@ -22,7 +22,12 @@ from tests.patience import patience
 
 HOST: Final = "127.0.0.1"
 SERVICE: Final = "mesh-master"
-DOWN_AFTER_MS: Final = 300
+DOWN_AFTER_MS: Final = 800
+"""The sentinels take the master for dead after this time. Less, and they would also do so on a busy machine."""
+
+NEVER_MS: Final = 600_000
+"""For tests without a failover."""
+
 START_S_MAX: Final = 15.0
 
 
@@ -86,10 +91,17 @@ class SentinelSet:
     """`data` is the first master and its replica, `sentinels` are three."""
 
     def __init__(
-        self, binary: Path, folder: Path, *, password: str = "", sentinel_password: str = ""
+        self,
+        binary: Path,
+        folder: Path,
+        *,
+        password: str = "",
+        sentinel_password: str = "",
+        down_after_ms: int = DOWN_AFTER_MS,
     ) -> None:
         self.password = password
         self.sentinel_password = sentinel_password
+        self._down_after_ms = down_after_ms
         self._binary, self._folder = binary, folder
         ports = list(free_ports(HOST, 5))
         self.data = [self._data(port, ports[0]) for port in ports[:2]]
@@ -149,7 +161,7 @@ class SentinelSet:
             port,
             [
                 f"sentinel monitor {SERVICE} {HOST} {master} 2",
-                f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}",
+                f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}",
                 f"sentinel failover-timeout {SERVICE} 3000",
                 f"sentinel known-replica {SERVICE} {HOST} {replica}",
                 *(f"sentinel known-sentinel {SERVICE} {HOST} {each} {each:040x}" for each in others),

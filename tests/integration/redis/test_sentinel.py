@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from kvmesh.cli.leased_names import leased_names
+from kvmesh.cli.readiness import redis_fault
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import CONNECTIONS_MAX, RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
-from kvmesh.redis_url import PASSWORD_REFUSED
+from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 from tests.conftest import redis_kind
-from tests.integration.redis.sentinels import SERVICE, SentinelSet, Server
+from tests.integration.redis.sentinels import NEVER_MS, SERVICE, SentinelSet, Server
 from tests.patience import patience
 
 WRITE = Script("return redis.call('INCR', KEYS[1])")
@@ -35,6 +37,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 async def servers(binary: Path, tmp_path: Path) -> AsyncIterator[SentinelSet]:
     """A master, its replica and three sentinels."""
     async with running(SentinelSet(binary, tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture
+async def calm(binary: Path, tmp_path: Path) -> AsyncIterator[SentinelSet]:
+    """The same, with sentinels that never take the master for dead."""
+    async with running(SentinelSet(binary, tmp_path, down_after_ms=NEVER_MS)) as started:
         yield started
 
 
@@ -233,17 +242,13 @@ async def test_a_planned_failover_counts_as_one_outage(servers: SentinelSet) -> 
         ways.close()
 
 
-async def test_a_demoted_master_gets_no_second_write(servers: SentinelSet) -> None:
+async def test_a_demoted_master_gets_no_second_write(calm: SentinelSet) -> None:
     """Each way is refused once, and its connection is closed. The sentinels still name this Redis: it is refused then."""
-    master, replica = servers.data
-    async with linked(servers.url) as link:
+    master, replica = calm.data
+    async with linked(calm.url) as link:
         ways = Ways(link)
         await ways.once()
-        for server in servers.sentinels:
-            server.signal(signal.SIGSTOP)
         await master.ask("REPLICAOF", *replica.address.split(":"))
-        for server in servers.sentinels:
-            server.signal(signal.SIGCONT)
         for name in ("script", "dedicated", "atomic", "execute"):
             with pytest.raises(RedisUnavailable, match=r"READONLY|which is a replica"):
                 await ways.all[name]()
@@ -258,12 +263,12 @@ async def test_a_demoted_master_gets_no_second_write(servers: SentinelSet) -> No
         ways.close()
 
 
-async def test_sentinels_that_are_down_or_frozen_are_passed_over(servers: SentinelSet) -> None:
+async def test_sentinels_that_are_down_or_frozen_are_passed_over(calm: SentinelSet) -> None:
     """The next of the list is asked. Without any, open connections go on, and a new link is told about each."""
-    first, second, third = servers.sentinels
+    first, second, third = calm.sentinels
     first.signal(signal.SIGSTOP)
     second.kill()
-    async with linked(servers.url) as link:
+    async with linked(calm.url) as link:
         ways = Ways(link)
         async with patience(1.8):
             await link.execute("PING")
@@ -271,7 +276,7 @@ async def test_sentinels_that_are_down_or_frozen_are_passed_over(servers: Sentin
             await ways.once()
         third.kill()
         await ways.once()
-        async with linked(servers.url) as fresh:
+        async with linked(calm.url) as fresh:
             for ask in (fresh.execute("PING"), fresh.scripts(WRITE, [(("x",), ())])):
                 async with patience(2):
                     with pytest.raises(RedisUnavailable) as told:
@@ -287,11 +292,11 @@ async def test_sentinels_that_are_down_or_frozen_are_passed_over(servers: Sentin
         ways.close()
 
 
-async def test_what_the_sentinels_name_must_be_a_master(servers: SentinelSet, tmp_path: Path) -> None:
+async def test_what_the_sentinels_name_must_be_a_master(calm: SentinelSet, tmp_path: Path) -> None:
     """A replica, a Redis that is down, and a name that nobody knows: a sentence with the address or the name."""
-    replica = servers.data[1]
-    liar = servers.extra_sentinel(replica.port)
-    gone = servers.extra_sentinel(1)
+    replica = calm.data[1]
+    liar = calm.extra_sentinel(replica.port)
+    gone = calm.extra_sentinel(1)
     try:
         for server in (liar, gone):
             server.start()
@@ -300,17 +305,17 @@ async def test_what_the_sentinels_name_must_be_a_master(servers: SentinelSet, tm
             (liar, f"the sentinels name {replica.address}, which is a replica"),
             (gone, r"127\.0\.0\.1(:1\.|', 1\))"),
         ):
-            async with linked(servers.url_of([server])) as link:
+            async with linked(calm.url_of([server])) as link:
                 for ask in (link.execute("PING"), link.scripts(WRITE, [(("x",), ())])):
                     with pytest.raises(RedisUnavailable, match=words):
                         await ask
             for way in ("execute", "script"):
-                async with linked(servers.url_of([server, *servers.sentinels])) as link:
+                async with linked(calm.url_of([server, *calm.sentinels])) as link:
                     ways = Ways(link)
                     with pytest.raises(RedisUnavailable):
                         await ways.all[way]()
                     await ways.all[way]()  # asked another sentinel
-        async with linked(servers.url_of(servers.sentinels, "other")) as link:
+        async with linked(calm.url_of(calm.sentinels, "other")) as link:
             with pytest.raises(RedisUnavailable, match=r'the sentinels know no master named "other"$'):
                 await link.execute("PING")
     finally:
@@ -318,10 +323,10 @@ async def test_what_the_sentinels_name_must_be_a_master(servers: SentinelSet, tm
         gone.kill()
 
 
-async def test_the_pool_is_bounded(servers: SentinelSet) -> None:
+async def test_the_pool_is_bounded(calm: SentinelSet) -> None:
     """Some hundred commands while the master stalls: all are answered, over at most the maximum of connections."""
-    master = servers.data[0]
-    async with linked(servers.url) as link:
+    master = calm.data[0]
+    async with linked(calm.url) as link:
         before = await connections(master)
         await master.ask("CLIENT", "PAUSE", 300, "ALL")
         answers = await asyncio.gather(*(link.execute("ECHO", "here") for _ in range(300)))
@@ -334,15 +339,42 @@ async def connections(server: Server) -> int:
     return str(await server.ask("CLIENT", "LIST", "TYPE", "normal")).count(" addr=")
 
 
+async def test_a_command_without_an_answer_is_not_sent_again(calm: SentinelSet) -> None:
+    """In no way of writing: the connection is lost while the command waits in Redis, and its effect is unknown."""
+    master = calm.data[0]
+    async with linked(calm.url) as link:
+        ways = Ways(link)
+        await ways.once()
+        await master.ask("CLIENT", "PAUSE", 60_000, "WRITE")
+        tasks = [asyncio.ensure_future(way()) for way in ways.all.values()]
+        await master.reaches(f"'blocked_clients': {len(tasks)}", "INFO", "clients")
+        await master.ask("CLIENT", "KILL", "TYPE", "normal")
+        told = await asyncio.gather(*tasks, return_exceptions=True)
+        await master.ask("CLIENT", "UNPAUSE")
+        assert [type(each) for each in told] == [RedisUnavailable] * len(tasks), told
+        await link.execute("SET", "after", "the pause")
+        assert [await count(master, name) for name in ways.all] == [1] * len(tasks)
+        assert link.break_total == 1
+        ways.close()
+
+
 async def test_passwords_of_redis_and_of_the_sentinels(binary: Path, tmp_path: Path) -> None:
     """Both are needed. A wrong or missing one is reported as such, and not shown."""
-    folder = SentinelSet(binary, tmp_path, password="correct-horse", sentinel_password="other-horse")
-    async with running(folder) as servers:
+    made = SentinelSet(
+        binary, tmp_path, password="correct-horse", sentinel_password="other-horse", down_after_ms=NEVER_MS
+    )
+    async with running(made) as servers:
         async with linked(servers.url) as link, listening(link) as listener:
             ways = Ways(link)
             await ways.once()
             await listener.hears(link, "here")
             ways.close()
+            await link.execute("SET", "kvmesh:proc:decode-0", "lease")
+        assert await leased_names(servers.url, "kvmesh", ["decode-0", "decode-1"], 0) == ["decode-0"]
+        assert await redis_fault(servers.url) == ""
+        assert await redis_fault(without_password(servers.url)) == "", "it answers, and asks for a password"
+        assert PASSWORD_REFUSED in await redis_fault(servers.url.partition("?")[0])
+        assert 'no master named "other"' in await redis_fault(servers.url.replace(SERVICE, "other"))
         for wrong in (
             servers.url.replace("correct-horse", "wrong-horse"),
             servers.url.replace("other-horse", "wrong-horse"),
