@@ -114,6 +114,12 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         self.watch()
         return await super().get_connection(*arguments, **options)  # type: ignore[no-untyped-call]
 
+    async def release(self, connection: Any) -> None:
+        """See BlockingConnectionPool. A connection to a former master is closed: the library may have reopened it."""
+        if connection.is_connected and self._is_stale(connection):
+            await connection.disconnect(nowait=True)
+        await super().release(connection)
+
     def watch(self) -> None:
         """Ask the sentinels in a task of the pool, if the last time is LOOK_S ago. Call it at each use of a connection."""
         now_s = asyncio.get_running_loop().time()
@@ -156,9 +162,12 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         before, self.master_address = self.master_address, address
         self._on_master(address, before)
         connections: tuple[Any, ...] = (*self._available_connections, *self._in_use_connections)
-        stale = [each for each in connections if each.is_connected and (each.host, each.port) != address]
-        for each in stale:
-            await each.disconnect(nowait=True)
+        for each in connections:
+            if each.is_connected and self._is_stale(each):
+                await each.disconnect(nowait=True)
+
+    def _is_stale(self, connection: Any) -> bool:
+        return (connection.host, connection.port) != self.master_address
 
 
 class _MasterConnection(SentinelManagedConnection):

@@ -349,8 +349,8 @@ async def test_a_command_without_an_answer_is_not_sent_again(calm: SentinelSet) 
         tasks = [asyncio.ensure_future(way()) for way in ways.all.values()]
         await master.reaches(f"'blocked_clients': {len(tasks)}", "INFO", "clients")
         await master.ask("CLIENT", "KILL", "TYPE", "normal")
-        told = await asyncio.gather(*tasks, return_exceptions=True)
         await master.ask("CLIENT", "UNPAUSE")
+        told = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in told] == [RedisUnavailable] * len(tasks), told
         await link.execute("SET", "after", "the pause")
         assert [await count(master, name) for name in ways.all] == [1] * len(tasks)
