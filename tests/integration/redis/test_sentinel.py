@@ -277,16 +277,13 @@ async def test_sentinels_that_are_down_or_frozen_are_passed_over(calm: SentinelS
         third.kill()
         await ways.once()
         async with linked(calm.url) as fresh:
-            for ask in (fresh.execute("PING"), fresh.scripts(WRITE, [(("x",), ())])):
-                async with patience(2):
-                    with pytest.raises(RedisUnavailable) as told:
-                        await ask
-                for words in (
-                    f"{first.address}: no answer within 1 s",
-                    f"{second.address}: ",
-                    f"{third.address}: ",
-                ):
-                    assert words in str(told.value)
+            asked = (fresh.execute("PING"), fresh.scripts(WRITE, [(("x",), ())]))
+            async with patience(1.8):
+                told = await asyncio.gather(*asked, return_exceptions=True)
+            for each in told:
+                assert isinstance(each, RedisUnavailable)
+                assert f"{first.address}: no answer within 1 s" in str(each)
+                assert f"{second.address}: " in str(each) and f"{third.address}: " in str(each)
             assert fresh.break_total == 1
         assert (link.is_connected, link.break_total) == (True, 0)
         ways.close()
@@ -388,8 +385,5 @@ async def test_passwords_of_redis_and_of_the_sentinels(binary: Path, tmp_path: P
                     assert "horse" not in str(told.value)
 
 
-ON_EVERY_REDIS = (
-    test_after_the_death_of_the_master_all_ways_lead_to_the_new_one,
-    test_a_demoted_master_gets_no_second_write,
-)
+ON_EVERY_REDIS = (test_a_demoted_master_gets_no_second_write,)
 """Their answers differ by the version of Redis. The other tests run on each Redis with --every-redis."""

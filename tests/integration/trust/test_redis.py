@@ -22,6 +22,7 @@ from tests.patience import patience
 pytestmark = pytest.mark.mesh
 
 USER, PASSWORD = "mesh", "correct-horse"
+SERVICE, SENTINEL_PASSWORD = "mesh-master", "other-horse"
 
 RIGHTS = (
     "~kvmesh:* ~{kvmesh:* resetchannels &kvmesh:* "
@@ -67,12 +68,47 @@ async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
         server.wait()
 
 
+@pytest.fixture
+async def sentinel_url(redis_url: str, tmp_path: Path) -> AsyncIterator[str]:
+    """URL of the same Redis by a sentinel with TLS only, which names it by the name in its certificate."""
+    binary = next(binary for binary in redis_binaries() if _knows_tls(binary))
+    port, master = unused_port(), redis_url.partition("/0?")[0].rpartition(":")[2]
+    settings, log = tmp_path / "sentinel.conf", tmp_path / "sentinel.log"
+    settings.write_text(
+        "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+        f"sentinel monitor {SERVICE} localhost {master} 1\n"
+        f"sentinel auth-user {SERVICE} {USER}\nsentinel auth-pass {SERVICE} {PASSWORD}\n"
+        f"requirepass {SENTINEL_PASSWORD}\n"
+    )
+    command = [str(binary), str(settings), "--sentinel", *_tls(port, tmp_path / "redis-certificates")]
+    with log.open("wb") as output:
+        server = subprocess.Popen(  # noqa: ASYNC220  # returns at once
+            bound_command([*command, "--tls-replication", "yes"]), stdout=output
+        )
+    try:
+        await until(lambda: b"+monitor master" in log.read_bytes(), 10, "the sentinel is up")
+        login, _, options = redis_url.partition("?")
+        yield (
+            f"{login.partition('@')[0].replace('rediss:', 'rediss+sentinel:')}@localhost:{port}/{SERVICE}/0"
+            f"?{options}&sentinel_password={SENTINEL_PASSWORD}"
+        )
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _tls(port: int, folder: Path) -> list[str]:
+    return [
+        *("--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"),
+        *("--tls-cert-file", str(folder / "localhost.pem")),
+        *("--tls-key-file", str(folder / "localhost.key")),
+        *("--tls-ca-cert-file", str(folder / "authority.pem")),
+    ]
+
+
 def _start(binary: Path, port: int, folder: Folder, rights: Path, log: Path) -> subprocess.Popen[bytes]:
     command = [
-        *(str(binary), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"),
-        *("--tls-cert-file", str(folder.path / "localhost.pem")),
-        *("--tls-key-file", str(folder.path / "localhost.key")),
-        *("--tls-ca-cert-file", str(folder.path / "authority.pem"), "--aclfile", str(rights)),
+        *(str(binary), *_tls(port, folder.path), "--aclfile", str(rights)),
         *("--save", "", "--appendonly", "no", "--dir", str(log.parent)),
     ]
     with log.open("wb") as output:
@@ -113,7 +149,27 @@ async def test_a_mesh_serves_on_a_redis_with_tls_and_a_user(
 
 async def test_scripts_go_over_tls_as_the_same_user(redis_url: str) -> None:
     """The connection for scripts reads the same settings from the URL."""
-    link = RedisLink(redis_url)
+    await assert_usable(redis_url)
+
+
+async def test_sentinels_with_tls_lead_to_a_redis_with_tls(sentinel_url: str, tmp_path: Path) -> None:
+    """With the same options and the same rights. Sentinels of another authority are refused."""
+    await assert_usable(sentinel_url)
+    other = Folder(tmp_path / "other")
+    authority = sentinel_url.partition("ssl_ca_certs=")[2].partition("&")[0]
+    link = RedisLink(sentinel_url.replace(authority, str(other.path / "authority.pem")))
+    try:
+        async with patience(10):
+            with pytest.raises(RedisUnavailable, match="no sentinel names the master") as away:
+                await link.execute("GET", "kvmesh:x")
+    finally:
+        await link.close()
+    assert PASSWORD not in str(away.value) and SENTINEL_PASSWORD not in str(away.value)
+
+
+async def assert_usable(url: str) -> None:
+    """Assert that commands and scripts reach Redis."""
+    link = RedisLink(url)
     try:
         async with patience(10):
             await link.execute("SET", "kvmesh:x", "here")
