@@ -25,6 +25,9 @@ SERVICE: Final = "mesh-master"
 DOWN_AFTER_MS: Final = 800
 """The sentinels take the master for dead after this time. Less, and they would also do so on a busy machine."""
 
+SENTINEL_RIGHTS: Final = "+auth +sentinel|get-master-addr-by-name"
+"""The rights of the mesh's user of the sentinels in docs/security.md. With a password, the user "asker" has them."""
+
 NEVER_MS: Final = 600_000
 """For tests without a failover."""
 
@@ -175,6 +178,7 @@ class SentinelSet:
             lines.append(f"sentinel auth-pass {SERVICE} {self.password}")
         if self.sentinel_password:
             lines.append(f"requirepass {self.sentinel_password}")
+            lines.append(f"user asker on >{self.sentinel_password} -@all {SENTINEL_RIGHTS}")
         path = self._folder / f"sentinel-{port}.conf"
         path.write_text("\n".join(lines) + "\n")
         command = [str(self._binary), str(path), "--sentinel"]

@@ -14,12 +14,13 @@ import pytest
 
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.readiness import redis_fault
+from kvmesh.config import ROOT
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import CONNECTIONS_MAX, RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 from tests.conftest import redis_kind
-from tests.integration.redis.sentinels import NEVER_MS, SERVICE, SentinelSet, Server
+from tests.integration.redis.sentinels import NEVER_MS, SENTINEL_RIGHTS, SERVICE, SentinelSet, Server
 from tests.patience import patience
 
 WRITE = Script("return redis.call('INCR', KEYS[1])")
@@ -367,6 +368,10 @@ async def test_passwords_of_redis_and_of_the_sentinels(binary: Path, tmp_path: P
             await listener.hears(link, "here")
             ways.close()
             await link.execute("SET", "kvmesh:proc:decode-0", "lease")
+        async with linked(f"{servers.url}&sentinel_username=asker") as link:
+            await Ways(link).all["script"]()
+            await link.execute("PING")
+        assert SENTINEL_RIGHTS in (ROOT / "docs" / "security.md").read_text()
         assert await leased_names(servers.url, "kvmesh", ["decode-0", "decode-1"], 0) == ["decode-0"]
         assert await redis_fault(servers.url) == ""
         assert await redis_fault(without_password(servers.url)) == "", "it answers, and asks for a password"
