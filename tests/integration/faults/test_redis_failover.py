@@ -54,8 +54,8 @@ async def test_a_failover_of_redis_costs_no_token(tmp_path: Path, monkeypatch: p
             async def fail_over() -> None:
                 await until(is_whole, 20, "the index is whole")
                 await replica.ask("CONFIG", "SET", "replica-read-only", "no")
-                await replica.ask("FLUSHALL")
                 master.kill()
+                await replica.ask("FLUSHALL")
                 assert not await has_leases()
                 await until(has_leases, 20, "all leases are at the new master")
                 await until(is_whole, 20, "the index is whole again")

@@ -24,9 +24,10 @@ from kvmesh.cli.supervisor import Stopped
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.config_sections import Redis, Trust
 from kvmesh.redis_binary import redis_binaries
-from kvmesh.redis_url import VARIABLE
+from kvmesh.redis_url import VARIABLE, without_password
 
 SECRET = "redis://mesh:s3cret@redis.example:6379/0"
+SENTINELS = "redis+sentinel://mesh:s3cret@a,b:7001/service/3?sentinel_password=other"
 SHOWN = "redis://***@redis.example:6379/0"
 FILE = NamedRedis("redis://file.example", "redis.url")
 NONE = NamedRedis("", EMBEDDED)
@@ -55,10 +56,11 @@ def test_the_environment_precedes_the_file() -> None:
         (running("127.0.0.1:7001"), NONE, False, "redis://127.0.0.1:7001/0"),
         (running(FILE.url), FILE, False, FILE.url),
         (running(SHOWN), NamedRedis(SECRET, VARIABLE), False, SECRET),
+        (running(without_password(SENTINELS)), NamedRedis(SENTINELS, VARIABLE), False, SENTINELS),
         (running("127.0.0.1:7001"), FILE, True, FILE.url),
         (running("127.0.0.1:6379"), LOCAL, False, LOCAL.url),
     ],
-    ids=["no mesh", "embedded", "the same", "password", "--config", "other spelling"],
+    ids=["no mesh", "embedded", "the same", "password", "sentinels", "--config", "other spelling"],
 )
 def test_a_command_uses_the_redis_of_the_running_mesh(
     mesh: MeshFile | None, named: NamedRedis, is_file_given: bool, url: str
