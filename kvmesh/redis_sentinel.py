@@ -9,7 +9,7 @@ former one are closed: a frozen or cut-off master would not close them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from kvmesh.redis_sentinel_url import Address, SentinelUrl, sentinel_url
+from kvmesh.redis_sentinel_url import PORT_MAX, Address, SentinelUrl, sentinel_url
 
 MASTER_CHECK: Final = ("HELLO", "2")
 """Command whose answer tells the role of a Redis. ROLE and INFO need rights of an administrator."""
@@ -55,6 +55,8 @@ class Sentinels:
         self._connection_class = connection_class
         self._options = options
         self._timeout_s = timeout_s
+        self._tls: Any = None
+        """TLS settings with the loaded certificates; None: without TLS, and after a fault, so that they are read again."""
 
     async def discover_master(self, service_name: str) -> Address:
         """Ask one sentinel after the other for the master's address. Raises redis.ConnectionError.
@@ -88,6 +90,9 @@ class Sentinels:
         """Return the master's address, or None if this sentinel does not know it."""
         host, port = sentinel
         connection = self._connection_class(host=host, port=port, **self._options)
+        if self._tls is not None:
+            connection.ssl_context = self._tls
+        self._tls = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 await connection.connect()
@@ -97,7 +102,21 @@ class Sentinels:
             raise RedisConnectionError(f"no answer within {self._timeout_s:g} s") from None
         finally:
             await connection.disconnect(nowait=True)
-        return (bytes(answer[0]).decode(), int(answer[1])) if answer else None
+        self._tls = getattr(connection, "ssl_context", None)
+        return _address_in(answer)
+
+
+def _address_in(answer: Any) -> Address | None:
+    """Return the address in the answer of a sentinel. Raises redis.ConnectionError if it cannot be read."""
+    if answer is None:
+        return None
+    try:
+        host, port = (bytes.decode(each) for each in answer)
+        if host and 1 <= int(port) <= PORT_MAX:
+            return host, int(port)
+    except (TypeError, ValueError):
+        pass
+    raise RedisConnectionError("the answer is no address")
 
 
 class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -236,11 +255,13 @@ def sentinel_client(
     return Redis.from_pool(pool)
 
 
-def refuse_replica(answer: Sequence[Any], address: Address) -> None:
+def refuse_replica(answer: Any, address: Address) -> None:
     """Raise redis.ConnectionError unless `answer`, of MASTER_CHECK, is that of a master."""
-    role = answer[answer.index(b"role") + 1] if b"role" in answer else b"sentinel"
+    pairs = zip(answer[::2], answer[1::2], strict=False) if isinstance(answer, list) else ()
+    role = next((value for name, value in pairs if name == b"role"), None)
     if role != b"master":
-        raise RedisConnectionError(f"the sentinels name {shown(address)}, which is a {bytes(role).decode()}")
+        what = "replica" if role == b"replica" else "server without the role of a Redis"
+        raise RedisConnectionError(f"the sentinels name {shown(address)}, which is a {what}")
 
 
 def shown(address: Address) -> str:

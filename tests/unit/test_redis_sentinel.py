@@ -1,0 +1,86 @@
+"""Answers of sentinels, and of what they name, that no Redis gives: each is an unavailable Redis, in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvmesh.redis_link import RedisLink, RedisUnavailable
+from kvmesh.redis_script import Script
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[int]:
+    """Yield the port of a server that sends `answer` for whatever it reads."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def told(port: int) -> list[str]:
+    """Return the sentences of a command and of a script with the sentinel at `port`."""
+    link = RedisLink(f"redis+sentinel://127.0.0.1:{port}/service?socket_timeout=0.2")
+    try:
+        asked = (link.execute("PING"), link.scripts(Script("return 1"), [((), ())]))
+        found = [await asyncio.gather(each, return_exceptions=True) for each in asked]
+        assert [type(one) for (one,) in found] == [RedisUnavailable] * 2, found
+        return [str(one) for (one,) in found]
+    finally:
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"$-1\r\n", 'the sentinels know no master named "service"'),
+        (b"*-1\r\n", 'the sentinels know no master named "service"'),
+        (b"+OK\r\n", "the answer is no address"),
+        (b":5\r\n", "the answer is no address"),
+        (b"*0\r\n", "the answer is no address"),
+        (b"*2\r\n$1\r\na\r\n$1\r\nb\r\n", "the answer is no address"),
+        (b"*2\r\n$1\r\na\r\n:6379\r\n", "the answer is no address"),
+        (b"*2\r\n$1\r\na\r\n$5\r\n65536\r\n", "the answer is no address"),
+        (b"*2\r\n$0\r\n\r\n$1\r\n1\r\n", "the answer is no address"),
+        (b"*2\r\n$1\r\n\xff\r\n$1\r\n1\r\n", "the answer is no address"),
+        (b"*3\r\n:1\r\n:1\r\n:1\r\n", "the answer is no address"),
+        (b"-ERR unknown command\r\n", "unknown command"),
+        (b"-NOPERM no rights\r\n", "no rights"),
+        (b"-READONLY no\r\n", "no sentinel names the master"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol"),
+    ],
+)
+async def test_an_answer_of_a_sentinel_that_cannot_be_used(answer: bytes, words: str) -> None:
+    """By both kinds of connections."""
+    async with answering(answer) as port:
+        for sentence in await told(port):
+            assert words in sentence and "is unavailable" in sentence
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"*2\r\n$4\r\nrole\r\n$7\r\nreplica\r\n", "which is a replica"),
+        (b"*2\r\n$4\r\nmode\r\n$8\r\nsentinel\r\n", "which is a server without the role"),
+        (b"*1\r\n$4\r\nrole\r\n", "which is a server without the role"),
+        (b"+OK\r\n", "which is a server without the role"),
+        (b":1\r\n", "which is a server without the role"),
+        (b"-ERR unknown command\r\n", "unknown command"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol"),
+    ],
+)
+async def test_what_a_sentinel_names_is_no_master(answer: bytes, words: str) -> None:
+    """By both kinds of connections."""
+    async with answering(answer) as named:
+        told_address = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(named))}\r\n{named}\r\n".encode()
+        async with answering(told_address) as port:
+            for sentence in await told(port):
+                assert words in sentence
