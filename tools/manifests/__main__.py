@@ -8,22 +8,68 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from tools.manifests import arguments, documents, kubectl, references, rendered, role_rules, schemas
+from kvmesh.roles import SERVERS
+from tools.manifests import (
+    arguments,
+    documents,
+    kubectl,
+    references,
+    rendered,
+    role_rules,
+    schemas,
+    sources,
+    ways,
+)
 from tools.manifests.documents import Manifest
 
+UNREADABLE: Final = 2
+"""Exit status for a file that cannot be read."""
 
-def faults(manifests: Sequence[Manifest], versions: Sequence[str] = schemas.VERSIONS) -> Iterator[str]:
-    """Yield each fault once, a sentence each, causes before consequences. Faults of schemas are reported alone."""
-    refused = list(dict.fromkeys(schemas.faults(manifests, versions)))
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Choices of the user."""
+
+    versions: Sequence[str] = schemas.VERSIONS
+    accepted: Sequence[str] = ()
+    """Kinds that may lack a schema."""
+    present: Sequence[str] = ()
+    """Objects that the cluster has already, as KIND/NAME."""
+
+
+def faults(manifests: Sequence[Manifest], choice: Choice = Choice()) -> Iterator[str]:  # frozen
+    """Yield each fault once, a sentence each, causes first. Objects that a schema refuses are reported alone."""
+    refused = list(dict.fromkeys(schemas.refused(manifests, choice.versions)))
     yield from refused
-    if not refused:
-        found = (*role_rules.faults(manifests), *references.faults(manifests), *arguments.faults(manifests))
+    if refused:
+        return
+    yield from dict.fromkeys(schemas.unknown(manifests, choice.versions, choice.accepted))
+    if not roles_of(manifests):
+        yield "No container runs a role of a mesh: allowed are images whose name ends with kvmesh, and a role in args."
+    for space in dict.fromkeys(each.namespace for each in manifests if each.namespace) or ("",):
+        # Objects without a namespace are a fault of their own, and meant to be beside the others.
+        inside = [each for each in manifests if each.namespace in (space, "")]
+        found = (
+            *role_rules.faults(inside),
+            *references.faults(inside),
+            *sources.faults(inside, choice.present),
+            *ways.faults(inside),
+            *arguments.faults(inside, choice.present),
+        )
         yield from dict.fromkeys(found)
 
 
-def check(files: Sequence[str], versions: Sequence[str]) -> int:
+def roles_of(manifests: Sequence[Manifest]) -> list[str]:
+    """Return the services among the roles that the manifests run."""
+    found = {role_rules.role_of(container) for pod in documents.pods(manifests) for container in pod.main}
+    return sorted(found & set(SERVERS))
+
+
+def check(files: Sequence[str], choice: Choice) -> int:
     """Check each file by itself, and return the exit status."""
     status = 0
     for file in files:
@@ -33,15 +79,17 @@ def check(files: Sequence[str], versions: Sequence[str]) -> int:
             manifests = documents.read(text, shown)
         except (OSError, UnicodeDecodeError, documents.Unreadable) as error:
             sys.stderr.write(f"{error}\n")
-            return 2
-        found = list(faults(manifests, versions))
+            status = UNREADABLE
+            continue
+        found = list(faults(manifests, choice))
         for fault in found:
             sys.stderr.write(f"{shown}: {fault}\n")
         if found:
-            status = 1
+            status = status or 1
         else:
+            roles, versions = ", ".join(roles_of(manifests)), ", ".join(choice.versions)
             sys.stdout.write(
-                f"{shown}: {len(manifests)} objects, no fault (Kubernetes {', '.join(versions)})\n"
+                f"{shown}: {len(manifests)} objects, no fault. Roles: {roles}. Kubernetes: {versions}.\n"
             )
     return status
 
@@ -56,7 +104,7 @@ def render() -> int:
     except kubectl.NoKubectl as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return check([str(rendered.path_of(overlay)) for overlay in rendered.OVERLAYS], schemas.VERSIONS)
+    return check([str(rendered.path_of(overlay)) for overlay in rendered.OVERLAYS], Choice())
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -67,8 +115,23 @@ def main(words: Sequence[str] | None = None) -> int:
         "check", help="check rendered manifests against schemas, each other and the roles"
     )
     checked.add_argument("files", nargs="+", metavar="FILE", help='rendered manifests; "-" reads stdin')
+    known = schemas.known_versions()
     checked.add_argument(
-        "--kubernetes", action="append", metavar="VERSION", help="version of the schemas, such as 1.33"
+        "--kubernetes",
+        action="append",
+        choices=known,
+        metavar="VERSION",
+        help=f"version of the schemas, {known[0]} to {known[-1]}; default: {', '.join(schemas.VERSIONS)}",
+    )
+    checked.add_argument(
+        "--accept", action="append", default=[], metavar="KIND", help="a kind that may lack a schema"
+    )
+    checked.add_argument(
+        "--have",
+        action="append",
+        default=[],
+        metavar="KIND/NAME",
+        help="an object that the cluster has already",
     )
     commands.add_parser("render", help="render the overlays of deploy/kubernetes, and check them")
     commands.add_parser("kubectl", help="print the path of kubectl, fetched if there is none")
@@ -82,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"{error}\n")
             return 2
         return 0
-    return check(given.files, tuple(given.kubernetes or schemas.VERSIONS))
+    return check(given.files, Choice(tuple(given.kubernetes or schemas.VERSIONS), given.accept, given.have))
 
 
 if __name__ == "__main__":

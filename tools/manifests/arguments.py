@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
-from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from engines.reference import serve
 from engines.reference.loading import facts_of
@@ -19,8 +19,9 @@ from kvmesh.replica import options as replica_options
 from kvmesh.roles import EDGE, INTERNAL, ROLES, SERVERS, option_of
 from kvmesh.service_options import ServiceOptions
 from tools.manifests.documents import Body, Manifest, Pod, named, pods
-from tools.manifests.references import secret_keys
-from tools.manifests.role_rules import image_of, role_of
+from tools.manifests.mounted import key_of, text_at, volume_at
+from tools.manifests.role_rules import image_of, role_of, words_of
+from tools.manifests.sources import keys_of
 
 POD_ADDRESS: Final = "10.244.0.10"
 REDIS_VARIABLE: Final = "KVMESH_REDIS_URL"
@@ -28,17 +29,22 @@ LLM: Final = llm_file.NAME
 REPLICAS: Final = ("prefill", "decode")
 
 
-def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Yield a sentence for each program that would refuse its arguments, its configuration or its certificates."""
+def faults(manifests: Sequence[Manifest], present: Collection[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each program that would refuse its arguments, its configuration or its certificates.
+
+    `present`: objects that the cluster has already, such as "Secret/mesh-router".
+    """
     with tempfile.TemporaryDirectory() as folder:
         for pod in pods(manifests):
             for container in pod.running:
-                yield from _of_container(manifests, pod, container, Path(folder))
+                yield from _of_container(manifests, pod, container, Path(folder), present)
 
 
-def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, folder: Path) -> Iterator[str]:
+def _of_container(
+    manifests: Sequence[Manifest], pod: Pod, container: Body, folder: Path, present: Collection[str]
+) -> Iterator[str]:
     role, title = role_of(container), pod.workload.title
-    if role == "engine" and image_of(container) == "kvmesh-engine":
+    if role == "engine" and image_of(container) == "kvmesh-engine" and not container.get("command"):
         yield from _prefixed(title, _refusal(lambda: _engine(container)))
     if role not in SERVERS:
         return
@@ -47,16 +53,17 @@ def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, fold
         for each in container.get("env") or ()
         if "value" in each or "valueFrom" in each
     }
-    words = [_expanded(str(word), environment) for word in container["args"]][1:]
+    words = [_expanded(word, environment) for word in words_of(container)][1:]
     path = option_of(words, "config")
-    text = _file(manifests, pod, container, path)
+    text = text_at(manifests, pod, container, path)
     if path and text is None:
         yield f"--config = {path} of {title} is in no ConfigMap that its container mounts."
         return
     if text is not None:
         local = folder / "kvmesh.toml"
         local.write_text(text, "utf-8")
-        words = [str(local) if word == path else word for word in words]
+        words += ["--config", str(local)]  # the last one counts
+    yield from _redis(manifests, title, option_of(words, "redis") or environment.get(REDIS_VARIABLE, ""))
     found: list[ServiceOptions] = []
 
     def parse() -> None:
@@ -68,9 +75,16 @@ def _of_container(manifests: Sequence[Manifest], pod: Pod, container: Body, fold
 
     yield from _prefixed(title, _refusal(parse).replace(str(folder / "kvmesh.toml"), path))
     for options in found:
-        yield from _certificates(manifests, pod, container, role, options.config)
+        yield from _certificates(manifests, pod, container, role, options.config, present)
         if role in REPLICAS:
             yield from _versions(manifests, pod, options.pool_settings.version.name, folder)
+
+
+def _redis(manifests: Sequence[Manifest], title: str, url: str) -> Iterator[str]:
+    """A host without a dot is a Service of the namespace."""
+    host = url.rpartition("@")[2].rpartition("://")[2].partition("/")[0].partition(",")[0].partition(":")[0]
+    if host and "." not in host and not host.startswith("[") and host not in named(manifests, "Service"):
+        yield f'The URL of Redis of {title} names the Service "{host}", which is missing.'
 
 
 def _versions(manifests: Sequence[Manifest], pod: Pod, wanted: str, folder: Path) -> Iterator[str]:
@@ -82,7 +96,7 @@ def _versions(manifests: Sequence[Manifest], pod: Pod, wanted: str, folder: Path
         if image_of(container) == "kvmesh-engine":
             told = option_of(words, "model-version")
         elif path := option_of(" ".join(words).split(), "config") if LLM in " ".join(words) else "":
-            text = _file(manifests, pod, container, path)
+            text = text_at(manifests, pod, container, path)
             if text is None:
                 yield f"--config = {path} of {title} is in no ConfigMap that its container mounts."
                 continue
@@ -127,7 +141,7 @@ def _engine(container: Body) -> None:
         *ports,
         "--advertise",
         f"{POD_ADDRESS}:{ROLES['engine'].ports['kv']}",
-        *map(str, container["args"][1:]),
+        *map(str, (container.get("args") or ())[1:]),
     ]
     facts_of(serve.config_of(serve.parser().parse_args(words)))
 
@@ -139,7 +153,7 @@ def _expanded(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _value(manifests: Sequence[Manifest], variable: Body) -> str:
-    """Return the value of a variable of the environment; an example of one that the cluster knows alone."""
+    """Return the value of a variable of the environment; an example of one that the cluster alone knows."""
     if "value" in variable:
         return str(variable["value"])
     ref = variable["valueFrom"].get("secretKeyRef")
@@ -147,32 +161,19 @@ def _value(manifests: Sequence[Manifest], variable: Body) -> str:
         return "pod-0"
     secret = named(manifests, "Secret").get(ref["name"])
     value = (secret.body.get("stringData") or {}).get(ref["key"]) if secret else None
-    return str(value) if value else "redis://redis:6379/0"
-
-
-def _file(manifests: Sequence[Manifest], pod: Pod, container: Body, path: str) -> str | None:
-    """Return the text of the file at `path` of a container, from the ConfigMap that is mounted there."""
-    volume = _volume_at(pod, container, path)
-    config = named(manifests, "ConfigMap").get((volume.get("configMap") or {}).get("name", ""))
-    found: Any = (config.body.get("data") or {}).get(PurePosixPath(path).name) if config else None
-    return None if found is None else str(found)
-
-
-def _volume_at(pod: Pod, container: Body, path: str) -> Body:
-    folder = str(PurePosixPath(path).parent)
-    for mount in container.get("volumeMounts") or ():
-        if mount["mountPath"].rstrip("/") == folder:
-            for volume in pod.spec.get("volumes") or ():
-                if volume["name"] == mount["name"]:
-                    return volume  # type: ignore[no-any-return]  # YAML
-    return {}
+    return str(value) if value else "redis://redis.example:6379/0"
 
 
 def _certificates(
-    manifests: Sequence[Manifest], pod: Pod, container: Body, role: str, config: MeshConfig
+    manifests: Sequence[Manifest],
+    pod: Pod,
+    container: Body,
+    role: str,
+    config: MeshConfig,
+    present: Collection[str],
 ) -> Iterator[str]:
     """Files of certificates are in mounted Secrets, and a process with TLS has no gRPC probe: the kubelet has no TLS."""
-    keys, title = secret_keys(manifests), pod.workload.title
+    secrets, title = keys_of(manifests, present)["Secret"], pod.workload.title
     paths = {f"trust.{key}": str(getattr(config.trust, key)) for key in ("certificate", "key", "authority")}
     if role in EDGE:
         paths |= {
@@ -183,11 +184,16 @@ def _certificates(
         path = given.replace("{role}", role)
         if not path:
             continue
-        secret = (_volume_at(pod, container, path).get("secret") or {}).get("secretName", "")
-        if not secret:
+        volume, file = volume_at(pod, container, path)
+        if "csi" in volume:
+            continue
+        source: Body = volume.get("secret") or {}
+        name = str(source.get("secretName", ""))
+        there = secrets.get(name, set())
+        if not name:
             yield f'{key} = "{path}" of {title} is in no Secret that its container mounts.'
-        elif PurePosixPath(path).name not in keys.get(secret, ()):
-            yield f'{key} = "{path}" of {title} is missing in the Secret "{secret}".'
+        elif there is not None and key_of(source, file) not in there:
+            yield f'{key} = "{path}" of {title} is missing in the Secret "{name}".'
     has_tls = bool(config.frontend.certificate if role in EDGE else config.trust.certificate)
     is_internal = role in INTERNAL or role in EDGE
     if is_internal and has_tls and "grpc" in (container.get("readinessProbe") or {}):

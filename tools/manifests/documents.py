@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 
-WORKLOADS: Final = ("Deployment", "StatefulSet", "DaemonSet", "Job")
-"""Kinds with a pod template."""
+WORKLOADS: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
+"""Kinds with a pod template in `spec.template`."""
+
+_API: Final = re.compile(r"([a-z0-9.-]{1,253}/)?v[a-z0-9]{1,30}")
+_KIND: Final = re.compile(r"[A-Za-z]{1,63}")
 
 Body = Mapping[str, Any]
 
@@ -53,7 +57,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The pod template of a workload."""
+    """A pod, or the pod template of a workload."""
 
     workload: Manifest
     spec: Body
@@ -83,28 +87,64 @@ class Pod:
 
 
 def read(text: str, file: str) -> list[Manifest]:
-    """Return the objects in `text`. Raises Unreadable."""
+    """Return the objects in `text`, those of lists included. A null counts as absent. Raises Unreadable."""
     try:
-        found = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+        found = [_dense(document) for document in yaml.safe_load_all(text) if document is not None]
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise Unreadable(f"{file} is not YAML: {' '.join(str(error).split())}.") from error
+    manifests = []
     for number, document in enumerate(found, 1):
-        meta = document.get("metadata") if isinstance(document, dict) else None
-        if not isinstance(meta, dict) or not all(document.get(key) for key in ("apiVersion", "kind")):
-            raise Unreadable(
-                f"{file}: document {number} has no apiVersion, kind and metadata: allowed are Kubernetes objects."
-            )
-        if not isinstance(meta.get("name"), str):
-            raise Unreadable(f"{file}: document {number}, a {document['kind']}, has no metadata.name.")
-    if not found:
+        items = [document]
+        if (
+            isinstance(document, dict)
+            and document.get("kind") == "List"
+            and isinstance(document.get("items"), list)
+        ):
+            items = document["items"]
+        for item in items:
+            _refuse_foreign(item, f"{file}: document {number}")
+            manifests.append(Manifest(item))
+    if not manifests:
         raise Unreadable(f"{file} has no Kubernetes objects.")
-    return [Manifest(document) for document in found]
+    return manifests
+
+
+def _refuse_foreign(document: Any, where: str) -> None:
+    meta = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(meta, dict) or not all(document.get(key) for key in ("apiVersion", "kind")):
+        raise Unreadable(f"{where} has no apiVersion, kind and metadata: allowed are Kubernetes objects.")
+    for key, pattern in (("apiVersion", _API), ("kind", _KIND)):
+        value = document[key]
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise Unreadable(
+                f'{where} has {key} = "{str(value)[:80]}": allowed is a name such as {_EXAMPLES[key]}.'
+            )
+    if not isinstance(meta.get("name"), str):
+        raise Unreadable(f"{where}, a {document['kind']}, has no metadata.name.")
+
+
+_EXAMPLES: Final = {"apiVersion": "apps/v1", "kind": "Deployment"}
+
+
+def _dense(value: Any) -> Any:
+    """Return `value` without nulls: for Kubernetes they are absent fields."""
+    if isinstance(value, dict):
+        return {key: _dense(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_dense(each) for each in value if each is not None]
+    return value
 
 
 def pods(manifests: Sequence[Manifest]) -> Iterator[Pod]:
-    """Yield the pod template of each workload."""
+    """Yield each pod and the pod template of each workload."""
     for each in manifests:
-        template = each.spec.get("template") if each.kind in WORKLOADS else None
+        template: Any = None
+        if each.kind == "Pod":
+            template = each.body
+        elif each.kind in WORKLOADS:
+            template = each.spec.get("template")
+        elif each.kind == "CronJob":
+            template = ((each.spec.get("jobTemplate") or {}).get("spec") or {}).get("template")
         if isinstance(template, Mapping):
             labels = (template.get("metadata") or {}).get("labels") or {}
             yield Pod(each, template.get("spec") or {}, labels)
@@ -122,13 +162,13 @@ def selects(selector: Body | None, labels: Mapping[str, str]) -> bool:
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
         return False
     for each in selector.get("matchExpressions") or ():
-        key, operator, values = each["key"], each["operator"], each.get("values") or ()
+        key, operator, values = each["key"], str(each["operator"]), each.get("values") or ()
         holds = {
             "In": labels.get(key) in values,
             "NotIn": labels.get(key) not in values,
             "Exists": key in labels,
             "DoesNotExist": key not in labels,
-        }[operator]
+        }.get(operator, False)  # the API refuses others
         if not holds:
             return False
     return True

@@ -8,18 +8,18 @@ from typing import Any, Final
 
 from tools.manifests.documents import Body, Manifest, Pod, named, pods, selects
 
-CLUSTER_WIDE: Final = (
-    "Namespace",
-    "ClusterIssuer",
-    "StorageClass",
-    "PriorityClass",
-    "PersistentVolume",
-    "RuntimeClass",
-)
-"""Kinds without a namespace."""
+SELECTING: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+"""Workloads that find their pods by labels."""
 
-CERTIFICATE_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
-"""Keys of a Secret that cert-manager writes."""
+NAMESPACED: Final = frozenset(
+    {
+        *SELECTING,
+        *("Service", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim", "PodDisruptionBudget"),
+        *("NetworkPolicy", "HorizontalPodAutoscaler", "ServiceMonitor", "Certificate", "Issuer", "GRPCRoute"),
+        "BackendTLSPolicy",
+    }
+)
+"""Kinds that are related to each other by names in one namespace."""
 
 
 def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -30,7 +30,6 @@ def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
         yield from _ports_of(pod)
         yield from _own(pod)
         yield from _mounts(pod)
-        yield from _sources(pod, manifests)
     yield from _services(manifests, found)
     yield from _selecting(manifests, found)
     yield from _policies(manifests, found)
@@ -44,14 +43,19 @@ def _names(manifests: Sequence[Manifest]) -> Iterator[str]:
             yield f'{kind} "{name}" exists {count} times: allowed is once.'
     spaces = sorted({each.namespace for each in manifests if each.namespace})
     for each in manifests:
-        if spaces and not each.namespace and each.kind not in CLUSTER_WIDE:
+        if spaces and not each.namespace and each.kind in NAMESPACED:
             yield f"{each.title} has no namespace: allowed is {' or '.join(spaces)}, as that of the other objects."
 
 
 def _ports_of(pod: Pod) -> Iterator[str]:
     """Containers of a pod share one address."""
     for key, what in (("containerPort", "port"), ("name", "port name")):
-        given = [port[key] for each in pod.running for port in each.get("ports") or () if key in port]
+        given = [
+            port[key]
+            for each in pod.running
+            for port in each.get("ports") or ()
+            if key in port and (key == "name" or port.get("protocol", "TCP") == "TCP")
+        ]
         for value, count in Counter(given).items():
             if count > 1:
                 yield f"{pod.workload.title} has the {what} {value} {count} times: containers of a pod share their ports."
@@ -59,7 +63,7 @@ def _ports_of(pod: Pod) -> Iterator[str]:
 
 def _own(pod: Pod) -> Iterator[str]:
     workload = pod.workload
-    if not selects(workload.spec.get("selector"), pod.labels):
+    if workload.kind in SELECTING and not selects(workload.spec.get("selector"), pod.labels):
         yield f"spec.selector of {workload.title} does not select its own pods."
     for spread in pod.spec.get("topologySpreadConstraints") or ():
         if not selects(spread.get("labelSelector"), pod.labels):
@@ -88,7 +92,8 @@ def _ports(container: Body) -> set[Any]:
 
 
 def _mounts(pod: Pod) -> Iterator[str]:
-    claimed = {each["metadata"]["name"] for each in pod.workload.spec.get("volumeClaimTemplates") or ()}
+    templates = pod.workload.spec.get("volumeClaimTemplates") or ()
+    claimed = {(each.get("metadata") or {}).get("name", "") for each in templates}
     volumes = {each["name"] for each in pod.spec.get("volumes") or ()} | claimed
     used = set()
     for container in pod.containers:
@@ -104,65 +109,19 @@ def _mounts(pod: Pod) -> Iterator[str]:
         yield f'{pod.workload.title} has the volume "{name}", which no container mounts.'
 
 
-def secret_keys(manifests: Sequence[Manifest]) -> dict[str, set[str]]:
-    """Return the keys of each Secret, those that cert-manager will write included."""
-    keys = {
-        name: {*(each.body.get("data") or ()), *(each.body.get("stringData") or ())}
-        for name, each in named(manifests, "Secret").items()
-    }
-    for each in named(manifests, "Certificate").values():
-        keys[str(each.spec.get("secretName"))] = set(CERTIFICATE_KEYS)
-    return keys
-
-
-def _sources(pod: Pod, manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Secrets, ConfigMaps, claims and the account of a pod."""
-    title = pod.workload.title
-    secrets = secret_keys(manifests)
-    maps = {
-        name: {*(each.body.get("data") or ()), *(each.body.get("binaryData") or ())}
-        for name, each in named(manifests, "ConfigMap").items()
-    }
-    account = pod.spec.get("serviceAccountName")
-    if account not in named(manifests, "ServiceAccount"):
-        yield f'serviceAccountName = "{account}" of {title} names no ServiceAccount of these manifests.'
-    for volume in pod.spec.get("volumes") or ():
-        for kind, key, known in (
-            ("secret", "secretName", secrets),
-            ("configMap", "name", maps),
-            ("persistentVolumeClaim", "claimName", named(manifests, "PersistentVolumeClaim")),
-        ):
-            if kind in volume and volume[kind].get(key) not in known:
-                yield f'{title} needs the {kind} "{volume[kind].get(key)}", which is missing.'
-    for container in pod.containers:
-        for variable in container.get("env") or ():
-            for kind, source, known in (
-                ("secret", "secretKeyRef", secrets),
-                ("configMap", "configMapKeyRef", maps),
-            ):
-                ref = (variable.get("valueFrom") or {}).get(source)
-                if ref is None:
-                    continue
-                if ref["name"] not in known:
-                    yield f'{variable["name"]} of {title} needs the {kind} "{ref["name"]}", which is missing.'
-                elif ref["key"] not in known[ref["name"]]:
-                    what = f'the key "{ref["key"]}" of the {kind} "{ref["name"]}"'
-                    yield f"{variable['name']} of {title} needs {what}, which is missing."
-
-
 def _services(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[str]:
     services = named(manifests, "Service")
     for service in services.values():
-        for key in ("port", "name"):
-            for value, count in Counter(port.get(key) for port in service.spec.get("ports") or ()).items():
-                if value is not None and count > 1:
-                    yield f"{service.title} has the port {value} {count} times: allowed is once."
-        selected = [
-            pod for pod in found if selects({"matchLabels": service.spec.get("selector") or {}}, pod.labels)
-        ]
+        ports = service.spec.get("ports") or ()
+        for (value, _), count in Counter((port["port"], port.get("protocol")) for port in ports).items():
+            if count > 1:
+                yield f"{service.title} has the port {value} {count} times: allowed is once."
+        if not service.spec.get("selector"):
+            continue
+        selected = [pod for pod in found if selects({"matchLabels": service.spec["selector"]}, pod.labels)]
         if not selected:
             yield f"{service.title} selects no pod."
-        for port in service.spec.get("ports") or ():
+        for port in ports:
             target = port.get("targetPort", port["port"])
             if selected and not any(target in _ports(each) for pod in selected for each in pod.running):
                 yield f"{service.title} leads to the port {target}, which no container of its pods has."
@@ -183,6 +142,8 @@ def _selecting(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[
     for budget in named(manifests, "PodDisruptionBudget").values():
         if not any(selects(budget.spec.get("selector"), pod.labels) for pod in found):
             yield f"{budget.title} selects no pod."
+        if budget.spec.get("maxUnavailable") in (0, "0%"):
+            yield f"{budget.title} lets no pod go, so no node can be drained: allowed is a maxUnavailable of 1 and more."
     services = named(manifests, "Service")
     for monitor in named(manifests, "ServiceMonitor").values():
         scraped = [each for each in services.values() if selects(monitor.spec.get("selector"), each.labels)]
@@ -190,8 +151,8 @@ def _selecting(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[
             yield f"{monitor.title} selects no Service."
         ports = {port.get("name") for each in scraped for port in each.spec.get("ports") or ()}
         for endpoint in monitor.spec.get("endpoints") or ():
-            if scraped and endpoint.get("port") not in ports:
-                yield f"{monitor.title} scrapes the port {endpoint.get('port')}, which its Services do not have."
+            if scraped and "port" in endpoint and endpoint["port"] not in ports:
+                yield f"{monitor.title} scrapes the port {endpoint['port']}, which its Services do not have."
 
 
 def _policies(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[str]:
@@ -202,8 +163,8 @@ def _policies(manifests: Sequence[Manifest], found: Sequence[Pod]) -> Iterator[s
         open_ports = {port for pod in selected for each in pod.running for port in _ports(each)}
         for rule in policy.spec.get("ingress") or ():
             for port in rule.get("ports") or ():
-                if selected and port.get("port") not in open_ports:
-                    yield f"{policy.title} opens the port {port.get('port')}, which no container of its pods has."
+                if selected and "port" in port and port["port"] not in open_ports:
+                    yield f"{policy.title} opens the port {port['port']}, which no container of its pods has."
             yield from _peers(policy, rule.get("from") or (), found)
         for rule in policy.spec.get("egress") or ():
             yield from _peers(policy, rule.get("to") or (), found)
@@ -237,11 +198,15 @@ def _targets(manifests: Sequence[Manifest]) -> Iterator[str]:
         kind = issuer.get("kind", "Issuer")
         if kind == "Issuer" and (kind, issuer["name"]) not in known:
             yield f'{certificate.title} needs the {kind} "{issuer["name"]}", which is missing.'
+    for policy in named(manifests, "BackendTLSPolicy").values():
+        for target in policy.spec["targetRefs"]:
+            if target["kind"] == "Service" and target["name"] not in services:
+                yield f'{policy.title} is for Service "{target["name"]}", which is missing.'
     for route in named(manifests, "GRPCRoute").values():
         for rule in route.spec.get("rules") or ():
             for backend in rule.get("backendRefs") or ():
                 service = services.get(backend["name"])
-                ports = {port["port"] for port in service.spec["ports"]} if service else set()
+                ports = {port["port"] for port in service.spec.get("ports") or ()} if service else set()
                 if backend.get("port") not in ports:
                     what = f'port {backend.get("port")} of Service "{backend["name"]}"'
                     yield f"{route.title} leads to {what}, which is missing."

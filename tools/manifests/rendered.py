@@ -12,7 +12,8 @@ FOLDER: Final = ROOT / "deploy" / "kubernetes"
 OVERLAYS: Final = ("laptop", "eight-gpus")
 _HEAD: Final = """\
 # Rendered by `make manifests` from deploy/kubernetes/overlays/{overlay}; never edited.
-# sources: sha256:{digest}
+# sources: sha256:{sources}
+# objects: sha256:{objects}
 """
 
 
@@ -24,7 +25,7 @@ def path_of(overlay: str) -> Path:
 def digest(overlay: str, folder: Path = FOLDER) -> str:
     """Return the digest of the sources of an overlay: names and contents of base, components and overlay."""
     made = hashlib.sha256()
-    for part in ("base", "components", f"overlays/{overlay}"):
+    for part in ("base", "pool", "pools", "components", f"overlays/{overlay}"):
         for path in sorted((folder / part).rglob("*")):
             if path.is_file():
                 data = path.read_bytes()
@@ -34,7 +35,8 @@ def digest(overlay: str, folder: Path = FOLDER) -> str:
 
 def text_of(overlay: str, rendered: str) -> str:
     """Return the file of a rendered overlay."""
-    return _HEAD.format(overlay=overlay, digest=digest(overlay)) + rendered
+    objects = hashlib.sha256(rendered.encode()).hexdigest()
+    return _HEAD.format(overlay=overlay, sources=digest(overlay), objects=objects) + rendered
 
 
 def fault_of(overlay: str) -> str:
@@ -42,6 +44,10 @@ def fault_of(overlay: str) -> str:
     path = path_of(overlay)
     if not path.exists():
         return f"{path.relative_to(ROOT)} is missing: run make manifests."
-    if not path.read_text("utf-8").startswith(text_of(overlay, "")):
+    text = path.read_text("utf-8")
+    head, body = text[: text.index("apiVersion")], text[text.index("apiVersion") :]
+    if digest(overlay) not in head:
         return f"{path.relative_to(ROOT)} was rendered from other sources than deploy/kubernetes has: run make manifests."
+    if text != text_of(overlay, body):
+        return f"{path.relative_to(ROOT)} was edited by hand: change its sources, and run make manifests."
     return ""

@@ -28,22 +28,38 @@ def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
                 yield from _of_engine(pod, container)
 
 
+ENTRYPOINT: Final = "/opt/kvmesh/bin/entrypoint"
+TRITON: Final = "tritonserver"
+
+
 def image_of(container: Body) -> str:
     """Return the last part of the name of the image, without registry, tag and digest."""
     return str(container.get("image", "")).partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
+def words_of(container: Body) -> list[str]:
+    """Return the words that the entrypoint of the image gets: its arguments, or those behind it in a command of its own."""
+    args = [str(each) for each in container.get("args") or ()]
+    command = [str(each) for each in container.get("command") or ()]
+    if not command:
+        return args
+    return [*command[command.index(ENTRYPOINT) + 1 :], *args] if ENTRYPOINT in command else []
+
+
 def role_of(container: Body) -> str:
     """Return the role that a container runs, also one that does not exist. Empty: it is not a part of a mesh."""
-    image = image_of(container)
+    image, words = image_of(container), words_of(container)
     if image != SERVICE_IMAGE:
-        return IMAGES.get(image, "")
-    args = container.get("args") or ()
-    return "" if container.get("command") or not args or args[0] in TOOLS else str(args[0])
+        command = [str(each) for each in container.get("command") or ()]
+        is_triton = bool(command) and command[0].rpartition("/")[2] == TRITON
+        return "engine" if is_triton else IMAGES.get(image, "")
+    return "" if not words or words[0] in TOOLS else words[0]
 
 
 def _of_container(pod: Pod, container: Body) -> Iterator[str]:
     role, title = role_of(container), pod.workload.title
+    if image_of(container) == SERVICE_IMAGE and not container.get("command") and not words_of(container):
+        yield f"{title} names no role in its args: allowed are {', '.join(ROLES)}."
     if not role:
         return
     if role not in ROLES:
@@ -56,7 +72,8 @@ def _of_container(pod: Pod, container: Body) -> Iterator[str]:
         return
     yield from _probe(title, container, "readinessProbe", (ROLES[role].ready or READY, READY))
     yield from _probe(title, container, "livenessProbe", (ALIVE,))
-    words = [str(each) for each in container.get("args") or ()]
+    words = words_of(container)
+    yield from _listening(title, words, role)
     if option_of(words, "id") != "$(POD_NAME)":
         yield f'--id = "{option_of(words, "id")}" of {title} is not unique: allowed is $(POD_NAME), the name of the pod.'
     if "engine" in ROLES[role].needs and engines:
@@ -96,6 +113,17 @@ def _ports(title: str, container: Body, role: str) -> Iterator[str]:
             yield f'{title} lacks the port "{name}", {ROLES[role].ports[name]}.'
 
 
+def _listening(title: str, words: Sequence[str], role: str) -> Iterator[str]:
+    """A process listens where probes, services and peers look for it."""
+    ports = ROLES[role].ports
+    listen, metrics = option_of(words, "listen"), option_of(words, "metrics-port")
+    allowed = [f"{host}:{ports['grpc']}" for host in ("0.0.0.0", "[::]")]
+    if listen and listen not in allowed:
+        yield f"--listen = {listen} of {title}: allowed are {' and '.join(allowed)}."
+    if metrics and metrics != str(ports["metrics"]):
+        yield f"--metrics-port = {metrics} of {title}: allowed is {ports['metrics']}."
+
+
 def _probe(title: str, container: Body, kind: str, allowed: Sequence[Probe]) -> Iterator[str]:
     probe = container.get(kind)
     if probe is None:
@@ -128,10 +156,17 @@ def _of_engine(pod: Pod, container: Body) -> Iterator[str]:
     if "startupProbe" not in container:
         yield f"The engine of {title} has no startupProbe: its replica would start before the weights are loaded."
     words = [str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    is_triton = bool(words) and words[0] == "tritonserver"
+    is_triton = any(word.rpartition("/")[2] == TRITON for word in words[:1])
     for option in ("grpc-address", "http-address") if is_triton else ("host",):
         if option_of(words, option) != LOOPBACK:
             yield f"The engine of {title} takes requests of every pod: allowed is --{option} {LOOPBACK}."
+    published = {port["containerPort"] for port in container.get("ports") or ()}
+    if (
+        is_triton
+        and ROLES["engine"].ports["metrics"] in published
+        and not option_of(words, "metrics-address")
+    ):
+        yield f"The engine of {title} has its metrics on the loopback: allowed is --metrics-address 0.0.0.0."
     for kind, number in ROLES["engine"].ports.items():
         given = option_of(words, f"{kind}-port")
         if ((is_triton and kind in ("grpc", "http", "metrics")) or given) and given != str(number):

@@ -1,4 +1,4 @@
-"""Objects against the schemas of Kubernetes and of the vendored kinds. An unknown field or kind is a fault."""
+"""Objects against the schemas of Kubernetes and of the vendored kinds. Unknown fields and kinds are faults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,34 @@ VERSIONS: Final = ("1.30", "1.37")
 FOLDER: Final = Path(__file__).parent / "schemas"
 
 
-def faults(manifests: Sequence[Manifest], versions: Sequence[str] = VERSIONS) -> Iterator[str]:
+def known_versions() -> list[str]:
+    """Return the versions of Kubernetes that have schemas, such as "1.30"."""
+    return [".".join(each.split(".")[:2]) for each in kubernetes_validate.utils.all_versions()]
+
+
+def refused(manifests: Sequence[Manifest], versions: Sequence[str] = VERSIONS) -> Iterator[str]:
     """Yield a sentence for each object that differs from its schema in one of `versions`."""
     for each in manifests:
-        found = {fault for version in versions for fault in _faults(each, version)}
-        yield from sorted(found)
+        found = {_refusal(each, version) for version in versions}
+        yield from sorted(found - {""})
 
 
-def _faults(manifest: Manifest, version: str) -> Iterator[str]:
+def unknown(
+    manifests: Sequence[Manifest], versions: Sequence[str] = VERSIONS, accepted: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield a sentence for each object without a schema. `accepted`: kinds that may have none."""
+    kinds = ", ".join(sorted(path.stem for path in FOLDER.glob("*.json")))
+    for each in manifests:
+        api = str(each.body["apiVersion"])
+        if each.kind in accepted or all(_has_schema(api, each.kind, version) for version in versions):
+            continue
+        yield (
+            f"{each.title} has an unknown kind, {api}: allowed are those of Kubernetes {' and '.join(versions)}, {kinds}, "
+            "and those of --accept."
+        )
+
+
+def _refusal(manifest: Manifest, version: str) -> str:
     api = str(manifest.body["apiVersion"])
     try:
         vendored = _vendored(api, manifest.kind)
@@ -36,10 +56,23 @@ def _faults(manifest: Manifest, version: str) -> Iterator[str]:
             kubernetes_validate.validate(dict(manifest.body), version, strict=True)
     except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:
         where = ".".join(map(str, error.path)) or "the object"
-        yield f"{where} of {manifest.title} is refused: {error.message}."
+        return f"{where} of {manifest.title} is refused: {' '.join(error.message.split())[:300]}."
     except kubernetes_validate.SchemaNotFoundError:
-        known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.json")))
-        yield f"{manifest.title} has an unknown kind, {api}: allowed are those of Kubernetes {version}, and {known}."
+        return ""
+    return ""
+
+
+@lru_cache
+def _has_schema(api: str, kind: str, version: str) -> bool:
+    if _vendored(api, kind) is not None:
+        return True
+    try:
+        kubernetes_validate.validate({"apiVersion": api, "kind": kind}, version, strict=True)
+    except kubernetes_validate.SchemaNotFoundError:
+        return False
+    except kubernetes_validate.ValidationError:
+        return True
+    return True
 
 
 @lru_cache

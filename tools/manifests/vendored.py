@@ -20,7 +20,10 @@ from typing import Any, Final
 FOLDER: Final = Path(__file__).parent / "schemas"
 SCOPE: Final = "@kubernetes-models"
 WANTED: Final = {
-    "gateway-api@2.0.0": ("gateway.networking.k8s.io/v1/GRPCRoute",),
+    "gateway-api@2.0.0": (
+        "gateway.networking.k8s.io/v1/GRPCRoute",
+        "gateway.networking.k8s.io/v1/BackendTLSPolicy",
+    ),
     "prometheus-operator@6.0.0": ("monitoring.coreos.com/v1/ServiceMonitor",),
     "cert-manager@4.4.4": ("cert-manager.io/v1/Certificate", "cert-manager.io/v1/Issuer"),
 }

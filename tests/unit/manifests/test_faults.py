@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from kvmesh.config import ROOT
 from tests.unit.manifests.conftest import one, overlay, pod_of
-from tools.manifests import arguments, documents, references, role_rules, schemas
-from tools.manifests.__main__ import faults
+from tools.manifests import documents, references, role_rules, schemas, sources
+from tools.manifests.__main__ import Choice, faults
 from tools.manifests.documents import Manifest
 
 NEWEST: Final = schemas.VERSIONS[-1:]
+NEWEST_ONLY: Final = Choice(NEWEST)
 Change = Callable[[list[Manifest]], None]
 
 
@@ -175,6 +176,49 @@ def no_namespace(manifests: list[Manifest]) -> None:
     del one(manifests, "Service", "redis")["metadata"]["namespace"]
 
 
+def blocked_way(manifests: list[Manifest]) -> None:
+    one(manifests, "NetworkPolicy", "redis")["spec"]["ingress"][0]["from"].pop()
+
+
+def no_way_out(manifests: list[Manifest]) -> None:
+    manifests[:] = [each for each in manifests if each.title != 'NetworkPolicy "inside"']
+
+
+def lost_redis(manifests: list[Manifest]) -> None:
+    one(manifests, "Secret", "kvmesh-redis")["stringData"]["url"] = "redis://cache:6379/0"
+
+
+def listens_elsewhere(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "router")["containers"][0]["args"] += ["--metrics-port", "9200"]
+
+
+def no_role(manifests: list[Manifest]) -> None:
+    del pod_of(manifests, "router")["containers"][0]["args"]
+
+
+def own_command(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "router")["containers"][0]["command"] = ["/tini", "--", "/opt/kvmesh/bin/entrypoint"]
+    pod_of(manifests, "router")["terminationGracePeriodSeconds"] = 1
+
+
+def nobody_may_go(manifests: list[Manifest]) -> None:
+    one(manifests, "PodDisruptionBudget", "router")["spec"]["maxUnavailable"] = 0
+
+
+def lost_environment(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "router")["containers"][0]["envFrom"] = [{"secretRef": {"name": "proxy"}}]
+
+
+def lost_pull_secret(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "router")["imagePullSecrets"] = [{"name": "registry"}]
+
+
+def other_file(manifests: list[Manifest]) -> None:
+    for volume in pod_of(manifests, "router")["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["items"] = [{"key": "kvmesh.toml", "path": "mesh.toml"}]
+
+
 def not_headless(manifests: list[Manifest]) -> None:
     del one(manifests, "Service", "decode")["spec"]["clusterIP"]
 
@@ -206,9 +250,9 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (no_pre_stop, 'preStop of Deployment "frontend" takes 0 s: allowed are 5 s and more'),
     (
         missing_secret,
-        'KVMESH_REDIS_URL of StatefulSet "control" needs the secret "kvmesh-redis", which is missing',
+        'StatefulSet "control" needs the Secret "kvmesh-redis", which is missing',
     ),
-    (missing_key, 'needs the key "uri" of the secret "kvmesh-redis", which is missing'),
+    (missing_key, 'needs the key "uri" of the Secret "kvmesh-redis", which is missing'),
     (missing_account, 'serviceAccountName = "routers" of Deployment "router" names no ServiceAccount'),
     (missing_volume, 'Deployment "router" mounts the volume "tmp", which its pod does not have'),
     (unused_volume, 'Deployment "router" has the volume "scratch", which no container mounts'),
@@ -233,6 +277,16 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     ),
     (wrong_configuration, 'Deployment "router" would not start: '),
     (no_namespace, 'Service "redis" has no namespace: allowed is kvmesh'),
+    (blocked_way, 'NetworkPolicies do not let StatefulSet "control" reach port 6379 of Deployment "redis"'),
+    (no_way_out, "NetworkPolicies do not let "),
+    (lost_redis, 'names the Service "cache", which is missing'),
+    (listens_elsewhere, '--metrics-port = 9200 of Deployment "router": allowed is 9100'),
+    (no_role, 'Deployment "router" names no role in its args'),
+    (own_command, 'terminationGracePeriodSeconds = 1 of Deployment "router" is shorter than its end'),
+    (nobody_may_go, 'PodDisruptionBudget "router" lets no pod go'),
+    (lost_environment, 'Deployment "router" needs the Secret "proxy", which is missing'),
+    (lost_pull_secret, 'Deployment "router" needs the Secret "registry", which is missing'),
+    (other_file, '--config = /etc/kvmesh/kvmesh.toml of Deployment "router" is in no ConfigMap'),
     (name_twice, 'ServiceAccount "router" exists 2 times'),
     (
         not_headless,
@@ -305,7 +359,7 @@ def unknown_llm_key(manifests: list[Manifest]) -> None:
 
 EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
     (grpc_under_tls, 'readinessProbe of Deployment "router" is gRPC, which the kubelet asks without TLS'),
-    (no_certificate, 'Deployment "router" needs the secret "mesh-router", which is missing'),
+    (no_certificate, 'Deployment "router" needs the Secret "mesh-router", which is missing'),
     (unmounted_certificate, 'of Deployment "router" is in no Secret that its container mounts'),
     (no_issuer, 'Certificate "mesh-decode" needs the Issuer "letsencrypt", which is missing'),
     (scaled_twice, 'StatefulSet "decode" sets replicas, which HorizontalPodAutoscaler "decode" sets, too'),
@@ -314,13 +368,17 @@ EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
     (leads_nowhere, 'GRPCRoute "frontend" leads to port 80 of Service "frontend", which is missing'),
     (other_llm, 'serves the version "llama-2": allowed is "llama-1", that of its pool'),
     (unknown_llm_key, "llm.yaml has keys that LLM(...) does not take: max_batches"),
-    (no_claim, 'needs the persistentVolumeClaim "models", which is missing'),
+    (no_claim, 'needs the PersistentVolumeClaim "models", which is missing'),
     (unknown_field_of_a_route, "'hosts' was unexpected"),
     (open_triton, 'The engine of StatefulSet "prefill" takes requests of every pod'),
 )
 """The same of the overlay eight-gpus."""
 
 SEVERAL: Final = (
+    no_way_out,
+    lost_redis,
+    closed_policy,
+    unknown_peer,
     other_llm,
     unknown_llm_key,
     port_elsewhere,
@@ -341,7 +399,7 @@ def test_a_mistake_is_one_sentence(name: str, change: Change, sentence: str) -> 
     """The sentence names the object, the value and what is allowed."""
     manifests = overlay(name)
     change(manifests)
-    found = list(faults(manifests, NEWEST))
+    found = list(faults(manifests, NEWEST_ONLY))
     assert found and sentence in found[0], found
     assert len(found) == 1 or change in SEVERAL, found
     assert all(each.endswith((".", "?")) and "\n" not in each for each in found)
@@ -363,13 +421,9 @@ def test_an_object_that_another_one_needs_cannot_be_left_out(name: str) -> None:
     everything = overlay(name)
     for left_out in [each for each in everything if each.kind in REFERENCED]:
         rest = [each for each in everything if each is not left_out]
-        found = (
-            [*references.faults(rest), *arguments.faults(rest)]
-            if left_out.kind == "ConfigMap"
-            else references.faults(rest)
-        )
+        found = [*references.faults(rest), *sources.faults(rest)]
         # The authority's Secret is read by an Issuer, whose reference is a field of cert-manager.
-        assert list(found) or left_out.name == "mesh-authority", left_out.title
+        assert found or left_out.name == "mesh-authority", left_out.title
 
 
 FREE: Final = frozenset(
@@ -405,7 +459,7 @@ def test_an_unknown_field_anywhere_is_refused(data: st.DataObject) -> None:
     manifest = data.draw(st.sampled_from(overlay("eight-gpus")))
     place = data.draw(st.sampled_from(objects(manifest.body)))
     place["unexpectedField"] = 1
-    assert [each for each in schemas.faults([manifest], NEWEST) if "unexpectedField" in each], manifest.title
+    assert [each for each in schemas.refused([manifest], NEWEST) if "unexpectedField" in each], manifest.title
 
 
 @settings(max_examples=50, deadline=None)
@@ -417,6 +471,128 @@ def test_a_grace_period_is_refused_exactly_if_it_is_shorter_than_the_end(name: s
     shortest = spec["terminationGracePeriodSeconds"]
     spec["terminationGracePeriodSeconds"] = grace
     assert bool(list(role_rules.faults(manifests))) == (grace < shortest)
+
+
+def job(manifests: list[Manifest]) -> None:
+    """A Job of the user: no selector, no account, no mesh."""
+    spec = {
+        "containers": [
+            {"name": "load", "image": "curl:8", "envFrom": [{"secretRef": {"name": "x", "optional": True}}]}
+        ],
+        "restartPolicy": "Never",
+    }
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "load", "namespace": "kvmesh"}}
+    manifests.append(Manifest({**body, "spec": {"template": {"spec": spec}}}))
+
+
+def config_as_one_word(manifests: list[Manifest]) -> None:
+    args = pod_of(manifests, "router")["containers"][0]["args"]
+    at = args.index("--config")
+    args[at : at + 2] = ["--config=/etc/kvmesh/kvmesh.toml"]
+
+
+def relative_config(manifests: list[Manifest]) -> None:
+    args = pod_of(manifests, "router")["containers"][0]["args"]
+    args[args.index("/etc/kvmesh/kvmesh.toml")] = "kvmesh.toml"
+
+
+def one_file_mounted(manifests: list[Manifest]) -> None:
+    mount = pod_of(manifests, "router")["containers"][0]["volumeMounts"][0]
+    mount |= {"mountPath": "/etc/kvmesh/kvmesh.toml", "subPath": "kvmesh.toml"}
+
+
+def external_service(manifests: list[Manifest]) -> None:
+    spec = {"type": "ExternalName", "externalName": "redis.example"}
+    manifests.append(
+        Manifest(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "o", "namespace": "kvmesh"},
+                "spec": spec,
+            }
+        )
+    )
+
+
+def two_protocols(manifests: list[Manifest]) -> None:
+    ports = pod_of(manifests, "redis")["containers"][0]["ports"]
+    ports.append({"name": "other", "containerPort": 6379, "protocol": "UDP"})
+
+
+def nulls(manifests: list[Manifest]) -> None:
+    """As templates leave them behind."""
+    text = yaml.safe_dump_all([{**each.body, "status": None} for each in manifests])
+    manifests[:] = documents.read(text, "mine")
+
+
+def a_list(manifests: list[Manifest]) -> None:
+    """As `kubectl get -o yaml` prints it."""
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [each.body for each in manifests]})
+    manifests[:] = documents.read(text, "mine")
+
+
+LEGITIMATE: Final = (
+    job,
+    config_as_one_word,
+    relative_config,
+    one_file_mounted,
+    external_service,
+    two_protocols,
+    nulls,
+    a_list,
+)
+
+
+@pytest.mark.parametrize("change", LEGITIMATE)
+def test_a_legitimate_change_is_no_fault(change: Change) -> None:
+    """A check that cries wolf is switched off."""
+    manifests = overlay("laptop")
+    change(manifests)
+    assert list(faults(manifests, NEWEST_ONLY)) == []
+
+
+def test_users_say_what_the_cluster_has_already() -> None:
+    """A Secret made elsewhere, and a kind without a schema."""
+    manifests = [each for each in overlay("laptop") if each.kind != "Secret"]
+    unknown_kind(manifests)
+    assert len(list(faults(manifests, NEWEST_ONLY))) == 6, list(faults(manifests, NEWEST_ONLY))
+    assert list(faults(manifests, Choice(NEWEST, ("Mesh",), ("Secret/kvmesh-redis",)))) == []
+
+
+def test_manifests_without_a_mesh_are_no_success() -> None:
+    """Else a misspelt image would pass unchecked."""
+    (only,) = faults([each for each in overlay("laptop") if each.kind == "ServiceAccount"], NEWEST_ONLY)
+    assert only.startswith("No container runs a role of a mesh")
+
+
+VALUES: Final = st.sampled_from([None, "", "x", 0, -1, True, [], {}, ["x"], {"x": 1}, [None], 10**20])
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return container and key of every value inside `value`."""
+    if isinstance(value, dict):
+        return [(value, key) for key in value] + [found for each in value.values() for found in places(each)]
+    if isinstance(value, list):
+        return [(value, key) for key in range(len(value))] + [
+            found for each in value for found in places(each)
+        ]
+    return []
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), st.sampled_from(["laptop", "eight-gpus"]))
+def test_no_value_ends_the_check_with_a_traceback(data: st.DataObject, name: str) -> None:
+    """Whatever a template makes of a field, the answer is a sentence or none."""
+    bodies = [each.body for each in overlay(name)]
+    holder, key = data.draw(st.sampled_from(places(data.draw(st.sampled_from(bodies)))))
+    holder[key] = data.draw(VALUES)
+    try:
+        manifests = documents.read(yaml.safe_dump_all(bodies), "mine")
+    except documents.Unreadable as refused:
+        assert str(refused).startswith("mine")
+        return
+    assert all(each.endswith((".", "?")) for each in faults(manifests, NEWEST_ONLY))
 
 
 @pytest.mark.parametrize(

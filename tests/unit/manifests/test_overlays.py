@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from itertools import product
+from pathlib import Path
+from typing import Final
 
 import pytest
 
-from kvmesh.roles import CONTROL, RECEIVERS, ROLES, SERVERS, SERVICES, XDS, grace_s
+from kvmesh.roles import EDGE, ROLES, SERVERS, SERVICES, XDS, grace_s
 from kvmesh.server import DRAIN_S, STOP_GRACE_S
-from kvmesh.trust.names import HOT_PREFIXES, MAY_ATTACH, callers_of, names_of
+from kvmesh.trust.names import names_of
 from tests.unit.manifests.conftest import one, overlay, pod_of
-from tools.manifests import kubectl, rendered
-from tools.manifests.__main__ import faults
-from tools.manifests.documents import named, pods
+from tools.manifests import documents, kubectl, rendered, ways
+from tools.manifests.__main__ import Choice, faults
+from tools.manifests.documents import Manifest, named, pods
 from tools.manifests.role_rules import role_of
 
 OVERLAYS: Final = rendered.OVERLAYS
@@ -22,15 +24,6 @@ RESTRICTED: Final = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-
-CALLERS: Final[dict[str, set[str]]] = {
-    "router": {*MAY_ATTACH["router"], *callers_of("router", HOT_PREFIXES)},
-    "prefill": set(MAY_ATTACH["prefill"]),
-    "decode": set(MAY_ATTACH["decode"]),
-    CONTROL: {*RECEIVERS, CONTROL},
-    "redis": {*SERVERS},
-}
-"""Roles whose calls a role takes (docs/security.md)."""
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +48,67 @@ def test_kubectl_renders_the_same(name: str, program: str) -> None:
     assert rendered.path_of(name).read_text("utf-8") == rendered.text_of(name, made)
 
 
-def test_external_redis_renders_without_the_redis_of_the_base(program: str, tmp_path: Any) -> None:
-    """An overlay outside of the repository may use any component."""
-    base = os.path.relpath(rendered.FOLDER, tmp_path)
-    (tmp_path / "kustomization.yaml").write_text(
-        f"namespace: kvmesh\nresources: [{base}/overlays/laptop]\ncomponents: [{base}/components/external-redis]\n"
-    )
-    from tools.manifests import documents
+def made_of(folder: Path, program: str, text: str) -> list[Manifest]:
+    """Render a kustomization of a user beside the repository. BASE in `text`: deploy/kubernetes."""
+    (folder / "kustomization.yaml").write_text(text.replace("BASE", os.path.relpath(rendered.FOLDER, folder)))
+    return documents.read(kubectl.kustomize(program, folder), "mine")
 
-    manifests = documents.read(kubectl.kustomize(program, tmp_path), "mine")
-    assert [role_of(container) for pod in pods(manifests) for container in pod.main].count("redis") == 0
-    url = one(manifests, "Secret", "kvmesh-redis")["stringData"]["url"]
-    assert url.startswith("redis+sentinel://")
+
+def test_a_redis_of_the_users_own_takes_the_place_of_the_pod(program: str, tmp_path: Path) -> None:
+    """Its Secret is made elsewhere: no manifest may overwrite it."""
+    text = (
+        "namespace: kvmesh\nresources: [BASE/overlays/laptop]\ncomponents: [BASE/components/external-redis]\n"
+    )
+    manifests = made_of(tmp_path, program, text)
+    assert "redis" not in ways.by_role(manifests)
+    assert named(manifests, "Secret") == {}
+    assert any("kvmesh-redis" in each for each in faults(manifests))
+    assert list(faults(manifests, Choice(present=["Secret/kvmesh-redis"]))) == []
+
+
+SECOND_POOL: Final = """
+namespace: kvmesh
+resources: [BASE/base, BASE/pools/next]
+components:
+  - BASE/components/reference-engine
+  - BASE/components/xds
+  - BASE/components/certificates
+  - BASE/components/monitoring
+configMapGenerator:
+  - name: kvmesh-config
+    files: [kvmesh.toml]
+images:
+  - {name: kvmesh, newTag: dev}
+  - {name: kvmesh-engine, newTag: dev}
+  - {name: kvmesh-redis, newTag: dev}
+patches:
+  - target: {kind: StatefulSet, name: next-.*}
+    patch: |-
+      - {op: add, path: /spec/template/spec/initContainers/0/args/-, value: --model-version=v2}
+"""
+POOLS: Final = """
+[versions.kvmesh-1]
+[versions.v2]
+[pools.default]
+version = "kvmesh-1"
+[pools.next]
+version = "v2"
+"""
+
+
+def test_a_second_pool_is_the_folder_again(program: str, tmp_path: Path) -> None:
+    """Selectors of both pools do not overlap, and every way of the mesh is open to both."""
+    (tmp_path / "kvmesh.toml").write_text(POOLS)
+    manifests = made_of(tmp_path, program, SECOND_POOL)
     assert list(faults(manifests)) == []
+    workloads = [each for each in manifests if each.kind in documents.WORKLOADS]
+    found = list(pods(manifests))
+    assert {"router", "next-router", "decode", "next-decode"} <= {each.name for each in workloads}
+    for each in workloads + list(named(manifests, "PodDisruptionBudget").values()):
+        selected = [
+            pod.workload.name for pod in found if documents.selects(each.spec["selector"], pod.labels)
+        ]
+        assert selected == [each.name], each.title
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -113,32 +154,46 @@ def test_pods_are_locked_down(name: str) -> None:
             assert "memory" in container["resources"]["limits"], container["name"]
 
 
-def sources(policy: Any) -> set[str]:
-    """Return the roles in the `from` of a policy. Raises KeyError for an open rule."""
-    return {
-        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-        for rule in policy["spec"]["ingress"]
-        for peer in rule["from"]
-    }
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_network_policies_open_the_ways_of_the_mesh_and_no_other(name: str) -> None:
+    """For each pair of roles and each port: open exactly if a call of the mesh, or a client, needs it."""
+    manifests = overlay(name)
+    wanted = set(ways.needed())
+    present = ways.by_role(manifests)
+    numbers = {port for role in ROLES.values() for port in role.ports.values()}
+    for caller, server in product(present, present):
+        (one_pod, *_), (other, *_) = present[caller], present[server]
+        for port in numbers:
+            is_open = ways.admits(manifests, one_pod, other, port)
+            is_edge = server in EDGE and port == ROLES[server].port
+            is_engine = name == "eight-gpus" and {caller, server} <= set(ways.REPLICAS)  # UCX chooses ports
+            assert is_open == ((caller, server, port) in wanted or is_edge or is_engine), (
+                caller,
+                server,
+                port,
+            )
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_network_policies_are_the_rights_of_the_certificates(name: str) -> None:
-    """A role that may not call by its certificate may not connect either. Nothing is open that is not named."""
-    manifests = overlay(name)
-    policies = named(manifests, "NetworkPolicy")
-    present = {role_of(container) for pod in pods(manifests) for container in pod.main}
-    for role, callers in CALLERS.items():
-        extra = policies.get(f"{role}-of-xds")
-        found = sources(policies[role].body) | (sources(extra.body) if extra else set())
-        assert found == callers & present, role
-    closed = policies["closed"].spec
-    assert closed["policyTypes"] == ["Ingress", "Egress"]
-    assert not {"ingress", "egress"} & closed.keys()
+def test_the_world_reaches_the_edge_alone(name: str) -> None:
+    """No rule without peers, no block of addresses; other namespaces may scrape."""
+    policies = named(overlay(name), "NetworkPolicy")
     open_to_all = {
-        each.name for each in policies.values() for rule in each.spec.get("ingress", ()) if "from" not in rule
+        each.name
+        for each in policies.values()
+        for rule in each.spec.get("ingress", ())
+        if not rule.get("from")
     }
-    assert open_to_all == {"frontend", XDS} & present
+    present = ways.by_role(overlay(name))
+    assert open_to_all == {role for role in EDGE if role in present}
+    foreign = {
+        each.name
+        for each in policies.values()
+        for rule in each.spec.get("ingress", ())
+        for peer in rule.get("from", ())
+        if peer.keys() != {"podSelector"}
+    }
+    assert foreign <= {"metrics", "engine-metrics"}
 
 
 def test_certificates_name_the_roles() -> None:
