@@ -21,6 +21,7 @@ from kvmesh.decode.v1 import decode_pb2, decode_pb2_grpc
 from kvmesh.inference.v1 import inference_pb2_grpc
 from kvmesh.pools import DEFAULT_POOL
 from kvmesh.prefill.v1 import prefill_pb2, prefill_pb2_grpc
+from kvmesh.roles import ROLES
 from kvmesh.router.v1 import router_pb2, router_pb2_grpc
 from tests.patience import Patience
 
@@ -201,13 +202,13 @@ class LiveMesh(ABC, Generic[PartT]):
 
 
 def role_of(name: str) -> str:
-    """Return the role of a service, by its name."""
-    return name.rpartition("-")[0].rpartition("-")[2]
+    """Return the role of a part: "decode" of "next-decode-0", "router" of "router-6c9f-x1". Empty: it has none."""
+    return next((word for word in reversed(name.split("-")) if word in ROLES), "")
 
 
 def pool_of(name: str) -> str:
     """Return the pool of a router or a replica, by its name."""
-    return name.rpartition("-")[0].rpartition("-")[0] or DEFAULT_POOL
+    return name[: name.rindex(role_of(name))].removesuffix("-") or DEFAULT_POOL
 
 
 async def until(

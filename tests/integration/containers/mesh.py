@@ -38,6 +38,9 @@ _SECOND_HOST: Final = 150
 """Hosts of the subnet from this number on are for second processes of a name."""
 
 _XDS_HOST: Final = 149
+_MOVED_HOSTS: Final = range(60, _XDS_HOST)
+"""Hosts of the subnet for parts with a new address."""
+
 _ABORTED: Final = 128 + signal.SIGABRT
 """Exit status of a container in which tritonserver aborted."""
 
@@ -93,6 +96,7 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         self.run = f"kvmesh-{os.getpid()}-{secrets.token_hex(3)}"
         self.labels = {ownership.RUN: self.run, ownership.OWNER: ownership.Owner.here().text}
         self.clocks: dict[str, Clock] = {}
+        self._moved_hosts = iter(_MOVED_HOSTS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
         self._reaper = Reaper(self.run)
         try:
@@ -135,6 +139,37 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         command = [address if word == part.address else word for word in part.recipe.command]
         recipe = replace(part.recipe, command=command, ip=ip)
         return ContainerPart(f"{name}-second", f"{self.run}-{name}-second", address, recipe, self._threads)
+
+    def moved(self, name: str, new_name: str = "", engine: ContainerPart | None = None) -> ContainerPart:
+        """Return part `name` at a new address, not started. `admit` makes it a part of the mesh.
+
+        `new_name`: absent: the name that it has. `engine`: for a replica, the engine that it dials from now on. The caller
+        closes a part that was never admitted.
+        """
+        part, host = self.parts[name], next(self._moved_hosts)
+        new_name, ip = new_name or name, str(self.network.subnet[host])
+        address = f"{ip}:{part.address.rpartition(':')[2]}"
+        changes = {part.address: address, part.ip: ip, name: new_name}
+        if engine is not None:
+            changes[self.parts[f"{name}-engine"].address] = engine.address
+        recipe = replace(
+            part.recipe, command=[changes.get(word, word) for word in part.recipe.command], ip=ip
+        )
+        return ContainerPart(new_name, f"{self.run}-{new_name}-{host}", address, recipe, self._threads)
+
+    def admit(self, part: ContainerPart) -> None:
+        """Make `part` a part of the mesh, under a name that no other part has."""
+        assert part.name not in self.parts, f"the mesh has {part.name} already"
+        self.parts[part.name] = part
+
+    async def dismiss(self, part: ContainerPart) -> None:
+        """Save the log of a part that has ended, and remove its container and the part itself."""
+        assert self.parts[part.name] is part, f"{part.name} is another part"
+        del self.parts[part.name]
+        if (channel := self._channels.pop(part.name, None)) is not None:
+            await channel.close(None)
+        await part.in_thread(lambda: self._save_log(part, f"{part.name}-{part.ip}"))
+        await part.in_thread(part.discard)
 
     def xds_server(self) -> ContainerPart:
         """Return an xDS server of the mesh, not started. The caller closes it, since it is not a part of the mesh."""
@@ -225,10 +260,10 @@ class ContainerMesh(LiveMesh[ContainerPart]):
         await asyncio.get_running_loop().run_in_executor(None, self._remove)
 
     def _save_logs(self) -> None:
-        def save(part: ContainerPart) -> None:
-            (self.folder / f"{part.name}.log").write_bytes(part.log())
+        list(self._threads.map(lambda part: self._save_log(part, part.name), self.parts.values()))
 
-        list(self._threads.map(save, self.parts.values()))
+    def _save_log(self, part: ContainerPart, name: str) -> None:
+        (self.folder / f"{name}.log").write_bytes(part.log())
 
     def _remove(self) -> None:
         try:

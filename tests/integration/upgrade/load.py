@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,12 +55,15 @@ def request_of(stream: Stream) -> pb.GenerateRequest:
 
 @dataclass
 class Load:
-    """`clients` clients with one stream each, one after the other. `failures` has the errors in words."""
+    """`client_count` callers with one stream each, one after the other. `failures` has the errors in words."""
 
     addresses: Sequence[str]
+    """Frontends of the client that serves the callers."""
     truth: Truth
     wanted: Sequence[Stream]
     client_count: int
+    current: Callable[[], Sequence[str]] | None = None
+    """Frontends that a new client gets now. If it is given, each second caller makes a new client for each stream."""
     completed: int = 0
     resumes: int = 0
     recomputed: int = 0
@@ -75,8 +78,9 @@ class Load:
         expected = await asyncio.to_thread(self.truth.of, self.wanted)
         order = itertools.cycle(self.wanted)
         async with Client(self.addresses) as client, asyncio.TaskGroup() as group:
-            for _ in range(self.client_count):
-                group.create_task(self._one_after_the_other(client, order, expected))
+            for number in range(self.client_count):
+                is_new = self.current is not None and number % 2 == 1
+                group.create_task(self._one_after_the_other(None if is_new else client, order, expected))
             try:
                 yield
             finally:
@@ -91,24 +95,32 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def _one_after_the_other(
-        self, client: Client, order: itertools.cycle[Stream], expected: dict[int, list[int]]
+        self, shared: Client | None, order: itertools.cycle[Stream], expected: dict[int, list[int]]
     ) -> None:
-        loop = asyncio.get_running_loop()
+        """Receive one stream after the other. `shared`: the client of all of them; None: each has a new one."""
         while not self._is_over:
-            stream = next(order)
-            generation = client.send(request_of(stream), deadline_s=DEADLINE_S)
-            heard_s = loop.time()
-            try:
-                async for _ in generation:
-                    self.pause_s_max = max(self.pause_s_max, loop.time() - heard_s)
-                    heard_s = loop.time()
-            except GenerateError as error:
-                self.failures.append(f"stream {stream.number} behind {len(error.ids)} tokens: {error}")
-                continue
-            finally:
-                self.resumes += generation.resumes
-            if generation.ids != expected[stream.number]:
-                self.failures.append(f"stream {stream.number} has other tokens than alone")
-            assert generation.finish is not None
-            self.recomputed += generation.finish.usage.recomputed_token_count
-            self.completed += 1
+            async with nullcontext(shared) if shared is not None else self._new_client() as client:
+                await self._receive(client, next(order), expected)
+
+    def _new_client(self) -> Client:
+        assert self.current is not None
+        return Client(self.current())
+
+    async def _receive(self, client: Client, stream: Stream, expected: dict[int, list[int]]) -> None:
+        loop = asyncio.get_running_loop()
+        generation = client.send(request_of(stream), deadline_s=DEADLINE_S)
+        heard_s = loop.time()
+        try:
+            async for _ in generation:
+                self.pause_s_max = max(self.pause_s_max, loop.time() - heard_s)
+                heard_s = loop.time()
+        except GenerateError as error:
+            self.failures.append(f"stream {stream.number} behind {len(error.ids)} tokens: {error}")
+            return
+        finally:
+            self.resumes += generation.resumes
+        if generation.ids != expected[stream.number]:
+            self.failures.append(f"stream {stream.number} has other tokens than alone")
+        assert generation.finish is not None
+        self.recomputed += generation.finish.usage.recomputed_token_count
+        self.completed += 1

@@ -1,0 +1,139 @@
+"""A rolling update of each role as Kubernetes does it, with the settings of deploy/kubernetes, loses no stream.
+
+Controllers and kubelets of the test replace the pods of one role: containers with new addresses, and with new names unless
+the role is a StatefulSet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvmesh.config import MeshConfig
+from kvmesh.membership.membership import read_members
+from kvmesh.redis_link import RedisLink
+from kvmesh.snapshot.control_processes import read_control_processes
+from tests.chaos.truth import Truth
+from tests.integration.containers.mesh import ContainerMesh
+from tests.integration.live_mesh import configure, until
+from tests.integration.upgrade.controllers import DeploymentController, controller_of
+from tests.integration.upgrade.load import Load, streams
+from tests.integration.upgrade.pods import Pods
+from tests.integration.upgrade.rollout_settings import DEPLOYMENT, SETTINGS
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
+
+CLIENTS = 16
+REPLICAS = 2
+
+
+def settings() -> MeshConfig:
+    """Two of each role; engines that make some 25 tokens a second per stream."""
+    return configure(
+        engine={"arithmetic": "hashed", "step_s": 0.04, "prefill_token_s": 0.0001},
+        router={"replicas": REPLICAS},
+        frontend={"replicas": REPLICAS},
+        control={"replicas": REPLICAS},
+    )
+
+
+async def leases(mesh: ContainerMesh) -> dict[str, tuple[str, str]]:
+    """Return boot id and address of each process with a lease, by its name."""
+    link = RedisLink(f"redis://{mesh.parts['redis'].address}/0")
+    try:
+        members = await read_members(link, mesh.config.mesh.name)
+        controls = await read_control_processes(link, mesh.config.mesh.name)
+    finally:
+        await link.close()
+    found = {member.process_id: (member.boot_id, member.address) for member in members}
+    return found | {process.process_id: (process.boot_id, process.address) for process in controls}
+
+
+async def linked(mesh: ContainerMesh) -> dict[str, dict[str, str]]:
+    """Return the address of each replica at each router."""
+    return {
+        name: {view.replica: view.address for view in (await mesh.status(name)).replicas}
+        for name in mesh.running("router")
+    }
+
+
+async def replaced(mesh: ContainerMesh, pods: Pods, role: str) -> Load:
+    """Replace all pods of `role` under load, and return the load."""
+    controller = controller_of(pods, role)
+    known = pods.addresses("frontend")
+    if role == "frontend":
+        assert isinstance(controller, DeploymentController)
+        known = [*known, *controller.new_addresses]
+    load = Load(
+        known,
+        Truth(mesh.config.engine.salt, mesh.config.engine.max_sequence_tokens),
+        streams(7),
+        CLIENTS,
+        current=lambda: pods.addresses("frontend"),
+    )
+    async with load.running():
+        await load.more(CLIENTS)
+        await controller.roll()
+        await load.more(CLIENTS)
+    return load
+
+
+async def check_names(mesh: ContainerMesh, before: dict[str, tuple[str, str]], role: str) -> None:
+    """Wait until the leases and the routers have the new processes of `role`, and the old ones of all other roles."""
+    wanted = {
+        name: part.address
+        for name, part in mesh.parts.items()
+        if name != "redis" and not name.endswith("-engine")
+    }
+
+    async def has_all() -> bool:
+        return {name: address for name, (_, address) in (await leases(mesh)).items()} == wanted
+
+    await until(has_all, 10, f"exactly these have leases: {wanted}", every_s=0.05)
+    boots = {name: boot for name, (boot, _) in (await leases(mesh)).items()}
+    new = {name for name, boot in boots.items() if before.get(name, ("", ""))[0] != boot}
+    assert new == set(mesh.running(role))
+    assert (new <= before.keys()) == (SETTINGS[role].kind != DEPLOYMENT)
+    await mesh.placeable()
+    replicas = {name: mesh.parts[name].address for name in mesh.running("prefill", "decode")}
+    assert all(seen == replicas for seen in (await linked(mesh)).values())
+
+
+@pytest.mark.parametrize(
+    "role",
+    [pytest.param(role, marks=() if role == "decode" else pytest.mark.upgrade) for role in SETTINGS],
+)
+async def test_a_rolling_update_of_a_role_loses_nothing(
+    needs_images: Callable[..., None], tmp_path: Path, role: str
+) -> None:
+    """All drains end within the grace period, and no role is ever short of ready pods."""
+    needs_images("kvmesh:dev", "kvmesh-engine:dev", "kvmesh-redis:dev")
+    mesh = ContainerMesh(settings(), tmp_path)
+    pods, loop = Pods(mesh, SETTINGS), asyncio.get_running_loop()
+    try:
+        await mesh.start()
+        before = await leases(mesh)
+        async with pods.probed():
+            began_s = loop.time()
+            load = await replaced(mesh, pods, role)
+            took_s = loop.time() - began_s
+            await check_names(mesh, before, role)
+        assert load.failures == []
+        assert {end.name: end.tail for end in pods.ends if end.status} == {}
+        assert pods.least == {
+            each: REPLICAS - SETTINGS[each].max_unavailable * (each == role) for each in SETTINGS
+        }
+        assert pods.lapses == []
+        assert await mesh.fallen() == {}
+        await mesh.idle(20)
+        drained_s = max(end.seconds for end in pods.ends)
+        print(
+            f"{role}: {load.completed} streams in {took_s:.0f} s, {load.resumes} went on elsewhere, "
+            f"{load.recomputed} tokens computed again, longest pause {load.pause_s_max:.2f} s, "
+            f"SIGTERM to end at most {drained_s:.1f} s of {SETTINGS[role].grace_s:g} s"
+        )
+    finally:
+        await mesh.stop()
