@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from tests.integration.containers.mesh import ContainerMesh
@@ -86,6 +87,8 @@ class Pods:
     lapses: list[str] = field(default_factory=list)
     """Answers of pods that were ready, had got no SIGTERM, and answered that they are not ready."""
     ends: list[End] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    """What happened to the pods, with the time of day."""
     _tasks: asyncio.TaskGroup | None = None
 
     @asynccontextmanager
@@ -146,6 +149,7 @@ class Pods:
     async def start(self, pod: Pod) -> None:
         """Start the containers of `pod`, the engine first until its model is loaded, and begin to probe it."""
         self.of[pod.role].append(pod)
+        self._note(f"{pod.name} starts at {pod.service.ip}")
         for container in reversed(pod.containers):
             self.mesh.admit(container)
             await self.mesh.launch([container])
@@ -157,6 +161,7 @@ class Pods:
         """Begin to terminate `pod`: it gets no new clients from now on. The task ends when its containers have ended."""
         assert self._tasks is not None
         pod.is_terminating = True
+        self._note(f"{pod.name} is terminating")
         self._count(pod.role)
         return self._tasks.create_task(self._terminate(pod), name=f"terminate {pod.name}")
 
@@ -168,6 +173,7 @@ class Pods:
         for container in pod.containers:
             self.ends.append(await self._end(container, grace))
         pod.ended.set()
+        self._note(f"{pod.name} has ended")
         self.of[pod.role].remove(pod)
         for container in pod.containers:
             await self.mesh.dismiss(container)
@@ -194,6 +200,8 @@ class Pods:
             answer = await asked(probe, pod.service.ip)
             if pod.is_signalled:
                 return
+            if answer != pod.answer:
+                self._note(f"{pod.name} answers: {answer.text or 'nothing'}")
             pod.answer = answer
             if answer.is_ready:
                 failures = 0
@@ -209,6 +217,9 @@ class Pods:
             with suppress(TimeoutError):
                 async with asyncio.timeout(probe.period_s):
                     await pod.ended.wait()
+
+    def _note(self, event: str) -> None:
+        self.events.append(f"{datetime.now(UTC):%H:%M:%S.%f} {event}")
 
     def _count(self, role: str) -> None:
         if role in self.least:

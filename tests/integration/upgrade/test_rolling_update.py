@@ -135,5 +135,8 @@ async def test_a_rolling_update_of_a_role_loses_nothing(
             f"{load.recomputed} tokens computed again, longest pause {load.pause_s_max:.2f} s, "
             f"SIGTERM to end at most {drained_s:.1f} s of {SETTINGS[role].grace_s:g} s"
         )
+    except BaseException:
+        print(*pods.events, sep="\n")
+        raise
     finally:
         await mesh.stop()
