@@ -14,9 +14,6 @@ from kvmesh.health_reason import reason_of
 from tests.integration.upgrade.rollout_settings import GRPC, Probe
 from tests.patience import wait_for
 
-TIMEOUT_S: Final = 1.0
-"""timeoutSeconds of a probe, in seconds of a quiet machine."""
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -31,10 +28,10 @@ _NONE: Final = Answer(False, "")
 
 
 async def asked(probe: Probe, host: str) -> Answer:
-    """Run `probe` once, over a new connection."""
+    """Run `probe` once, over a new connection. Its timeout is in seconds of a quiet machine."""
     try:
         run = _health_check if probe.kind == GRPC else _page
-        return await wait_for(run(probe, host), TIMEOUT_S)
+        return await wait_for(run(probe, host), probe.timeout_s)
     except (OSError, TimeoutError, EOFError):
         return _NONE
 

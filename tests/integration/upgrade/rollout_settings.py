@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvmesh.roles import SERVICE_PORTS
+import yaml
 
 DEPLOYMENT: Final = "Deployment"
 STATEFUL_SET: Final = "StatefulSet"
@@ -33,6 +33,7 @@ class Probe:
     period_s: float = 10.0
     failure_threshold: int = 3
     """Consecutive failures after which a ready pod is not ready."""
+    timeout_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,10 @@ class RolloutSettings:
     readiness: Probe
 
 
-_HEALTH: Final = Probe(GRPC, SERVICE_PORTS["grpc"], period_s=2.0, failure_threshold=2)
-_READY_PAGE: Final = Probe(HTTP_GET, SERVICE_PORTS["metrics"], "/readyz", 2.0, 2)
-
-SETTINGS: Final[Mapping[str, RolloutSettings]] = {
-    "frontend": RolloutSettings(DEPLOYMENT, 1, 0, 0.0, 5.0, 40.0, _HEALTH),
-    "router": RolloutSettings(DEPLOYMENT, 1, 0, 0.0, 0.0, 35.0, _HEALTH),
-    "prefill": RolloutSettings(STATEFUL_SET, 0, 1, 0.0, 0.0, 50.0, _READY_PAGE),
-    "decode": RolloutSettings(STATEFUL_SET, 0, 1, 0.0, 0.0, 50.0, _READY_PAGE),
-    "control": RolloutSettings(STATEFUL_SET, 0, 1, 0.0, 0.0, 10.0, _HEALTH),
-}
-"""Settings by role."""
+def rendered_settings(text: str, roles: Iterable[str]) -> dict[str, RolloutSettings]:
+    """Return the settings of each role in the text of a rendered file. Raises ValueError, as `settings_of` does."""
+    documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+    return {role: settings_of(documents, role) for role in roles}
 
 
 def settings_of(documents: Iterable[Mapping[str, Any] | None], role: str) -> RolloutSettings:
@@ -157,6 +151,7 @@ def _probe(what: str, container: Mapping[str, Any]) -> Probe:
         path=target.get("service" if kind == GRPC else "path") or ("" if kind == GRPC else "/"),
         period_s=float(found.get("periodSeconds", 10)),
         failure_threshold=int(found.get("failureThreshold", 3)),
+        timeout_s=float(found.get("timeoutSeconds", 1)),
     )
 
 

@@ -9,25 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from kvmesh.config import MeshConfig
 from kvmesh.membership.membership import read_members
 from kvmesh.redis_link import RedisLink
+from kvmesh.roles import CONTROL, SERVICES
 from kvmesh.snapshot.control_processes import read_control_processes
 from tests.chaos.truth import Truth
 from tests.integration.containers.mesh import ContainerMesh
-from tests.integration.live_mesh import configure, until
+from tests.integration.live_mesh import ROOT, configure, until
 from tests.integration.upgrade.controllers import DeploymentController, controller_of
 from tests.integration.upgrade.load import Load, streams
 from tests.integration.upgrade.pods import Pods
-from tests.integration.upgrade.rollout_settings import DEPLOYMENT, SETTINGS
+from tests.integration.upgrade.rollout_settings import DEPLOYMENT, rendered_settings
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 
-CLIENTS = 16
-REPLICAS = 2
+CLIENTS: Final = 16
+REPLICAS: Final = 2
+RENDERED: Final = ROOT / "deploy/kubernetes/rendered/laptop.yaml"
+SETTINGS: Final = rendered_settings(RENDERED.read_text(encoding="utf-8"), (*SERVICES, CONTROL))
 
 
 def settings() -> MeshConfig:

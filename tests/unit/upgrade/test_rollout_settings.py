@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
+from kvmesh.config import ROOT
+from kvmesh.roles import CONTROL, ROLES, SERVICES
 from tests.integration.upgrade.rollout_settings import (
     DEPLOYMENT,
     GRPC,
     HTTP_GET,
-    SETTINGS,
     STATEFUL_SET,
     Probe,
     RolloutSettings,
+    rendered_settings,
     settings_of,
 )
 
@@ -42,6 +44,7 @@ spec:
             grpc: {port: 7000}
             periodSeconds: 5
             failureThreshold: 2
+            timeoutSeconds: 4
 ---
 apiVersion: apps/v1
 kind: StatefulSet
@@ -69,7 +72,7 @@ def documents() -> list[Any]:
 def test_a_deployment_with_all_fields() -> None:
     """The container named after the role counts, wherever it stands."""
     assert settings_of(documents(), "frontend") == RolloutSettings(
-        DEPLOYMENT, 1, 0, 3.0, 5.0, 40.0, Probe(GRPC, 7000, "", 5.0, 2)
+        DEPLOYMENT, 1, 0, 3.0, 5.0, 40.0, Probe(GRPC, 7000, "", 5.0, 2, 4.0)
     )
 
 
@@ -132,7 +135,11 @@ def test_other_strategies_and_missing_workloads_are_refused() -> None:
         settings_of(found, "router")
 
 
-def test_each_role_has_settings_whose_grace_covers_the_sleep() -> None:
-    """After the sleep of the frontend its drain still has 35 s."""
-    assert SETTINGS["frontend"].grace_s - SETTINGS["frontend"].pre_stop_s == 35.0
-    assert all(each.grace_s > each.pre_stop_s for each in SETTINGS.values())
+@pytest.mark.parametrize("overlay", ["laptop", "eight-gpus"])
+def test_the_rendered_overlays_have_settings_for_each_role(overlay: str) -> None:
+    """The frontends and the routers never run short. Only frontends sleep, and the drain still has 35 s behind that."""
+    rendered = (ROOT / "deploy/kubernetes/rendered" / f"{overlay}.yaml").read_text(encoding="utf-8")
+    found = rendered_settings(rendered, (*SERVICES, CONTROL))
+    assert {each.max_unavailable for each in found.values() if each.kind == DEPLOYMENT} == {0}
+    assert [role for role, each in found.items() if each.pre_stop_s] == ["frontend"]
+    assert all(found[role].grace_s - found[role].pre_stop_s >= ROLES[role].stop_s for role in found)
