@@ -325,7 +325,13 @@ class Frontend(MeshProcess):
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
         self._stop_moving()
-        await drain(self.core, self.clock, lambda: self._has_other, shell.DRAIN_S - FLUSH_S)
+        await drain(
+            self.core,
+            self.clock,
+            lambda: self._has_other,
+            shell.DRAIN_S - FLUSH_S,
+            partial(self.server.close_listener, "the frontend drains"),
+        )
 
     def begin_drain(self) -> None:
         """Refuse new requests, and hand streams over while another frontend is there. No stream is cut."""

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 import grpc
+from msgspec.structs import replace
 
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import from_rpc_error
-from services.frontend.draining import drain
+from services.frontend.draining import CHECK_INTERVAL_S, NEWS_S, drain
 from services.frontend.surface.intake import HANDOVER_METADATA
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
@@ -63,6 +64,39 @@ async def test_a_stream_may_finish_during_the_drain(serving: Serving, pool: Pool
     pool.tokens_max = 1 << 30
     assert await ends(plain) == (grpc.StatusCode.OK, "")
     await wait_for(draining, 10)
+
+
+async def test_new_calls_leave_the_connection_of_a_stream_that_stays(serving: Serving, pool: Pool) -> None:
+    """Behind a load balancer such a client reaches another frontend, while its stream runs on here."""
+    frontend = serving.frontend
+    plain = await begin(serving, pool, moves=False)
+    frontend.on_members([replace(frontend.member("127.0.0.1:1"), process_id="frontend-1")])
+    draining = asyncio.create_task(frontend.drain())
+    await until(lambda: not frontend.server.is_open, "the listener is closed")
+    refused = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), timeout=20)
+    assert await ends(refused) == (grpc.StatusCode.UNAVAILABLE, "")
+    pool.tokens_max = 1 << 30
+    assert await ends(plain) == (grpc.StatusCode.OK, "")
+    await wait_for(draining, 10)
+
+
+async def test_a_waiting_request_that_could_move_keeps_its_connection(serving: Serving, pool: Pool) -> None:
+    """Its client checks the health of a silent frontend, and would give its position in the queue up."""
+    core, closings = serving.frontend.core, list[str]()
+
+    async def close() -> None:
+        closings.append("closed")
+
+    pool.hold_at, pool.tokens_max = "queued", 5
+    call = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), metadata=MOVES, timeout=20)
+    await until(lambda: len(core.admitted.serving) == 1, "the request waits")
+    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: True, 30.0, close))
+    done, _ = await asyncio.wait([draining], timeout=NEWS_S + 4 * CHECK_INTERVAL_S)
+    assert not done and not closings
+    pool.hold_at = ""
+    assert await ends(call) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    await wait_for(draining, 10)
+    assert closings == ["closed"]
 
 
 async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> None:
