@@ -7,7 +7,9 @@ the role is a StatefulSet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +27,15 @@ from tests.integration.upgrade.controllers import DeploymentController, controll
 from tests.integration.upgrade.load import Load, streams
 from tests.integration.upgrade.pods import Pods
 from tests.integration.upgrade.rollout_settings import DEPLOYMENT, rendered_settings
+from tests.integration.upgrade.service_address import service_address
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 
 CLIENTS: Final = 16
 REPLICAS: Final = 2
+LONG_TOKENS: Final = 500
+"""20 s: a client gives a request up that is refused for 10 s."""
+
 RENDERED: Final = ROOT / "deploy/kubernetes/rendered/laptop.yaml"
 SETTINGS: Final = rendered_settings(RENDERED.read_text(encoding="utf-8"), (*SERVICES, CONTROL))
 
@@ -64,25 +70,38 @@ async def linked(mesh: ContainerMesh) -> dict[str, dict[str, str]]:
     }
 
 
-async def replaced(mesh: ContainerMesh, pods: Pods, role: str) -> Load:
-    """Replace all pods of `role` under load, and return the load."""
+def loads_of(mesh: ContainerMesh, known: Sequence[str], service: str, pods: Pods) -> list[Load]:
+    """Return the loads: callers with all addresses and new clients, and callers behind the one address of a Service.
+
+    Some streams behind the Service are long. They keep the connection of their client, which starts others meanwhile.
+    """
+    truth = Truth(mesh.config.engine.salt, mesh.config.engine.max_sequence_tokens)
+    wanted = streams(7)
+    mixed = [
+        replace(stream, max_output_tokens=LONG_TOKENS) if stream.number % 12 == 0 else stream
+        for stream in wanted
+    ]
+    return [
+        Load(known, truth, wanted, CLIENTS, current=lambda: pods.addresses("frontend")),
+        Load([service], truth, mixed, CLIENTS // 2),
+    ]
+
+
+async def replaced(mesh: ContainerMesh, pods: Pods, role: str) -> list[Load]:
+    """Replace all pods of `role` under load, and return the loads. Frontends are also called through a Service."""
     controller = controller_of(pods, role)
     known = pods.addresses("frontend")
-    if role == "frontend":
-        assert isinstance(controller, DeploymentController)
+    if isinstance(controller, DeploymentController) and role == "frontend":
         known = [*known, *controller.new_addresses]
-    load = Load(
-        known,
-        Truth(mesh.config.engine.salt, mesh.config.engine.max_sequence_tokens),
-        streams(7),
-        CLIENTS,
-        current=lambda: pods.addresses("frontend"),
-    )
-    async with load.running():
-        await load.more(CLIENTS)
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(service_address(lambda: pods.addresses("frontend")))
+        loads = loads_of(mesh, known, service, pods)[: 2 if role == "frontend" else 1]
+        for load in loads:
+            await stack.enter_async_context(load.running())
+        await asyncio.gather(*(load.more(CLIENTS) for load in loads))
         await controller.roll()
-        await load.more(CLIENTS)
-    return load
+        await asyncio.gather(*(load.more(CLIENTS) for load in loads))
+    return loads
 
 
 async def check_names(mesh: ContainerMesh, before: dict[str, tuple[str, str]], role: str) -> None:
@@ -122,10 +141,10 @@ async def test_a_rolling_update_of_a_role_loses_nothing(
         before = await leases(mesh)
         async with pods.probed():
             began_s = loop.time()
-            load = await replaced(mesh, pods, role)
+            loads = await replaced(mesh, pods, role)
             took_s = loop.time() - began_s
             await check_names(mesh, before, role)
-        assert load.failures == []
+        assert [load.failures for load in loads] == [[] for _ in loads]
         assert {end.name: end.tail for end in pods.ends if end.status} == {}
         assert pods.least == {
             each: REPLICAS - SETTINGS[each].max_unavailable * (each == role) for each in SETTINGS
@@ -135,8 +154,10 @@ async def test_a_rolling_update_of_a_role_loses_nothing(
         await mesh.idle(20)
         drained_s = max(end.seconds for end in pods.ends)
         print(
-            f"{role}: {load.completed} streams in {took_s:.0f} s, {load.resumes} went on elsewhere, "
-            f"{load.recomputed} tokens computed again, longest pause {load.pause_s_max:.2f} s, "
+            f"{role}: {sum(load.completed for load in loads)} streams in {took_s:.0f} s, "
+            f"{sum(load.resumes for load in loads)} went on elsewhere, "
+            f"{sum(load.recomputed for load in loads)} tokens computed again, "
+            f"longest pause {max(load.pause_s_max for load in loads):.2f} s, "
             f"SIGTERM to end at most {drained_s:.1f} s of {SETTINGS[role].grace_s:g} s"
         )
     except BaseException:
