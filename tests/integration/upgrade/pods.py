@@ -69,7 +69,7 @@ class End:
     name: str
     status: int
     seconds: float
-    """Time from SIGTERM to the end."""
+    """Time from the first SIGTERM in its pod to its end."""
     tail: str
     """The last lines of its log."""
 
@@ -170,23 +170,22 @@ class Pods:
         grace = Patience(settings.grace_s)
         await asyncio.sleep(settings.pre_stop_s)
         pod.is_signalled = True
+        began_s = asyncio.get_running_loop().time()
         for container in pod.containers:
-            self.ends.append(await self._end(container, grace))
+            self.ends.append(await self._end(container, grace, began_s))
         pod.ended.set()
         self._note(f"{pod.name} has ended")
         self.of[pod.role].remove(pod)
         for container in pod.containers:
             await self.mesh.dismiss(container)
 
-    async def _end(self, container: ContainerPart, grace: Patience) -> End:
+    async def _end(self, container: ContainerPart, grace: Patience, began_s: float) -> End:
         """Send SIGTERM, and SIGKILL at the end of the grace period."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         try:
             status = await wait_for(container.end(signal.SIGTERM, DOCKER_S_MAX), grace.left_s)
         except TimeoutError:
             status = await container.end(signal.SIGKILL)
-        seconds = loop.time() - began_s
+        seconds = asyncio.get_running_loop().time() - began_s
         return End(container.name, status, seconds, await container.in_thread(container.tail))
 
     def _begin_probes(self, pod: Pod) -> None:
