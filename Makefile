@@ -71,7 +71,7 @@ test-redis: setup  ## Run the tests that need a Redis on the Redis of the wheel,
 exactness: setup  ## Compare every prompt alone with the mesh under load, token by token (minutes)
 	$(BIN)/python -m pytest -q -m exactness --timeout=7200 tests/integration
 
-upgrade: setup  ## Upgrade the last release to this one under load, every role first, and back; then region by region (25 minutes)
+upgrade: setup  ## Upgrade the last release to this one under load, every role first, and back; each role as Kubernetes does; then region by region (30 minutes)
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q -rP tests/integration/upgrade
 	$(BIN)/python -m tests.gameday run --tag dev --events upgrade --loads plan --regions 2 $(GAMEDAY_CHOSEN)
