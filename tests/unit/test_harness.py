@@ -9,6 +9,7 @@ import pytest
 
 from kvmesh.cli.supervisor import STARTS_MAX
 from tests.integration.harness import Part
+from tests.integration.live_mesh import pool_of, role_of
 
 ABORTS = "import os; os.abort()"
 FAILS = "raise SystemExit(1)"
@@ -51,3 +52,23 @@ async def test_a_part_that_runs_is_left_alone(tmp_path: Path) -> None:
         assert engine.start_again() and engine.pid == pid and engine.starts == 1
     finally:
         await engine.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "pool"),
+    [
+        ("decode-0", "decode", "default"),
+        ("next-decode-1", "decode", "next"),
+        ("router-6c9f-x1", "router", "default"),
+        ("next-canary-router-6c9f-x1", "router", "next-canary"),
+    ],
+)
+def test_names_have_a_role_and_a_pool(name: str, role: str, pool: str) -> None:
+    """Behind the role is a number, or what Kubernetes appends to the name of a Deployment."""
+    assert (role_of(name), pool_of(name)) == (role, pool)
+
+
+def test_an_engine_is_no_replica() -> None:
+    """Its name begins with that of its replica."""
+    assert role_of("decode-0-engine") == "engine"
+    assert role_of("helper") == ""
