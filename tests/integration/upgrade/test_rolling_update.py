@@ -32,6 +32,9 @@ from tests.integration.upgrade.service_address import service_address
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 
 CLIENTS: Final = 16
+STREAMS: Final = 8
+"""Complete streams of each load before and behind the update."""
+
 REPLICAS: Final = 2
 LONG_TOKENS: Final = 500
 """20 s: a client gives a request up that is refused for 10 s."""
@@ -98,9 +101,9 @@ async def replaced(mesh: ContainerMesh, pods: Pods, role: str) -> list[Load]:
         loads = loads_of(mesh, known, service, pods)[: 2 if role == "frontend" else 1]
         for load in loads:
             await stack.enter_async_context(load.running())
-        await asyncio.gather(*(load.more(CLIENTS) for load in loads))
+        await asyncio.gather(*(load.more(STREAMS) for load in loads))
         await controller.roll()
-        await asyncio.gather(*(load.more(CLIENTS) for load in loads))
+        await asyncio.gather(*(load.more(STREAMS) for load in loads))
     return loads
 
 
