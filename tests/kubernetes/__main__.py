@@ -1,0 +1,5 @@
+"""`python -m tests.kubernetes`."""
+
+from tests.kubernetes.main import main
+
+main()
