@@ -6,6 +6,7 @@ Each stream dials the frontends that are ready at its start.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvmesh.client import Client, GenerateError
+from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.chaos.plan import Stream
 from tests.chaos.truth import Truth
-from tests.integration.upgrade.load import DEADLINE_S, request_of
+from tests.integration.upgrade.load import DEADLINE_S, request_of, streams
 from tests.patience import Patience
 
 POLL_S: Final = 0.1
+LONGER: Final = 3
 
 
 @dataclass
@@ -27,8 +30,7 @@ class Tally:
 
     completed: int = 0
     moved: int = 0
-    """Streams that went on at another frontend."""
-    recomputed: int = 0
+    """Streams that went on at another frontend, router or replica."""
     pause_s_max: float = 0.0
     """Longest wait of a client for its next message."""
     lost: list[str] = field(default_factory=list)
@@ -78,15 +80,15 @@ class Load:
         while self._completed < goal and not bound.is_over:
             await asyncio.sleep(POLL_S)
 
-    async def first_token(self) -> None:
-        """Wait for the first token of a stream; refusals before it are no loss."""
+    async def first_token(self) -> float:
+        """Return the time of the first token of a stream; refusals before it are no loss."""
         request = request_of(self._wanted[0])
         while True:
             if addresses := self._addresses():
                 async with Client(addresses) as client:
                     try:
                         async for _ in client.send(request, deadline_s=DEADLINE_S):
-                            return
+                            return asyncio.get_running_loop().time()
                     except GenerateError:
                         pass
             await asyncio.sleep(POLL_S)
@@ -106,22 +108,34 @@ class Load:
         if not addresses:
             return
         async with Client(addresses) as client:
-            generation, lost = client.send(request_of(stream), deadline_s=DEADLINE_S), ""
+            generation, lost = client.send(_explained(stream), deadline_s=DEADLINE_S), ""
             try:
                 async for _ in generation:
                     pause_s, heard_s = max(pause_s, loop.time() - heard_s), loop.time()
             except GenerateError as error:
                 lost = f"stream {stream.number} behind {len(generation.ids)} tokens: {error}"
-            moved = any(move.lost != move.address for move in generation.moves)
+            told = generation.finish.explanation if generation.finish is not None else pb.Explanation()
         if not lost and generation.ids != expected:
             lost = f"stream {stream.number} has other tokens than alone"
         tally = self._tally
-        tally.moved += moved
+        tally.moved += bool(generation.resumes or told.adoption_count or len(told.attempts) > 1)
         tally.pause_s_max = max(tally.pause_s_max, pause_s)
         if lost:
             tally.lost.append(lost)
             return
-        assert generation.finish is not None
-        tally.recomputed += generation.finish.usage.recomputed_token_count
         tally.completed += 1
         self._completed += 1
+
+
+def long_streams(seed: int) -> list[Stream]:
+    """Return requests as `streams`, with up to 360 tokens: longer than a pod serves on before it drains."""
+    return [
+        dataclasses.replace(stream, max_output_tokens=LONGER * stream.max_output_tokens)
+        for stream in streams(seed)
+    ]
+
+
+def _explained(stream: Stream) -> pb.GenerateRequest:
+    request = request_of(stream)
+    request.options.explain = True
+    return request

@@ -69,6 +69,8 @@ def _engine_patch() -> list[dict[str, str]]:
         *("--arithmetic", ENGINE.arithmetic),
         *("--step-s", f"{ENGINE.step_s}"),
         *("--prefill-token-s", f"{ENGINE.prefill_token_s}"),
+        *("--salt", ENGINE.salt),
+        *("--model-version", ENGINE.salt),
         *("--max-sequence-tokens", f"{ENGINE.max_sequence_tokens}"),
     )
     return [

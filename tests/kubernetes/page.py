@@ -69,7 +69,7 @@ _HOW: Final = (
     "stream. Each client has one stream at a time and dials the frontends that are ready at its start. Every token is "
     "compared with a calculation without a server. A restart is `kubectl rollout restart`. An eviction goes through the "
     "Eviction API, and a second one of the same role at once must be refused. A lost pod is deleted with a grace of 0. "
-    "The next step begins when all pods are ready and the old ones are gone. The end of a pod is that of the pod that came "
-    f"closest to its grace. It may exceed the grace by {KUBELET_S:g} s, in which the kubelet removes the pod. Several "
+    "The next step begins when all pods are ready and the old ones are gone. The end of a pod is that of the pod that used "
+    f"most of its grace. It may exceed the grace by {KUBELET_S:g} s, in which the kubelet removes the pod. Several "
     "trials: median [smallest..largest]."
 )

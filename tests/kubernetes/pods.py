@@ -115,9 +115,9 @@ class Pods:
 
 
 def longest_end(pods: Iterable[Pod]) -> Pod | None:
-    """Return the pod that came closest to its grace, or went furthest beyond it."""
+    """Return the pod that used most of its grace."""
     ended = [pod for pod in pods if pod.end_s is not None]
-    return max(ended, key=lambda pod: (pod.end_s or 0.0) - pod.grace_s, default=None)
+    return max(ended, key=lambda pod: (pod.end_s or 0.0) / (pod.grace_s or 1.0), default=None)
 
 
 def _take_containers(pod: Pod, status: Mapping[str, Any]) -> None:

@@ -19,13 +19,13 @@ class Step(msgspec.Struct, kw_only=True):
     lost: list[str]
     """The lost streams, in words."""
     moved: int
-    """Streams that went on at another frontend."""
+    """Streams that went on at another frontend, router or replica."""
     pause_s: float
     """Longest wait of a client for its next message."""
     seconds: float
     """Until `kubectl rollout status` ended, or until all pods were ready again."""
     end_s: float | None = None
-    """From the deletion to the end of the pod that came closest to its grace. None: no pod was to end by itself."""
+    """From the deletion to the end of the pod that used most of its grace. None: no pod was to end by itself."""
     grace_s: float | None = None
     """Grace of that pod."""
     killed: list[str]

@@ -88,16 +88,20 @@ class Stage:
         """Evict a pod of `role`, and try the other one at once. Return the faults."""
         first, second = sorted(pod.name for pod in self.pods.ready(role))
         await self._until_disruptable(role)
+        began_s = asyncio.get_running_loop().time()
         await self._evict(first)
         with suppress(TooManyRequests):
             await self._evict(second)
             return [f"the disruption budget let {second} be evicted beside {first}"]
+        await self._until_deleted(first, began_s)
         return []
 
     async def lose(self, role: str) -> list[str]:
         """Delete a pod of `role` with a grace of 0, as a controller does for a lost node."""
         name = min(pod.name for pod in self.pods.ready(role))
+        began_s = asyncio.get_running_loop().time()
         await self.kubectl.run("delete", "pod", name, "--grace-period=0", "--force")
+        await self._until_deleted(name, began_s)
         return []
 
     async def replicas(self) -> list[str]:
@@ -124,6 +128,12 @@ class Stage:
                 return
             await asyncio.sleep(POLL_S)
         raise Refused(f"The disruption budget {role} allows no eviction although all pods are ready.")
+
+    async def _until_deleted(self, name: str, began_s: float) -> None:
+        """Wait until the watch has told that `name` was deleted after `began_s`."""
+        bound = Patience(DIAL_S)
+        while not any(pod.name == name for pod in self.pods.ended_since(began_s)) and not bound.is_over:
+            await asyncio.sleep(POLL_S)
 
     async def _evict(self, name: str) -> None:
         namespace = self.kubectl.namespace

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.truth import Truth
-from tests.integration.upgrade.load import streams
 from tests.kubernetes import overlay
 from tests.kubernetes.kubectl import Kubectl, KubectlError
-from tests.kubernetes.load import Load, Tally
+from tests.kubernetes.load import Load, Tally, long_streams
 from tests.kubernetes.pods import KILLED, Pod, longest_end
 from tests.kubernetes.record import Step, Trial
 from tests.kubernetes.stage import NAMESPACE_S, WORKLOADS, Refused, Stage, staged
@@ -106,7 +105,9 @@ async def perform(
     engine = overlay.config().engine
     began_s = loop.time()
     async with staged(kubectl, folder, tag, registry, say) as stage:
-        load = Load(stage.frontends, Truth(engine.salt, engine.max_sequence_tokens), streams(SEED), CLIENTS)
+        load = Load(
+            stage.frontends, Truth(engine.salt, engine.max_sequence_tokens), long_streams(SEED), CLIENTS
+        )
         first = asyncio.create_task(load.first_token())
         try:
             say("until all pods are ready")
@@ -114,7 +115,7 @@ async def perform(
             ready_s = loop.time() - began_s
             await stage.reachable()
             try:
-                first_token_s = await wait_for(_time_of(first), FIRST_TOKEN_S) - began_s
+                first_token_s = await wait_for(first, FIRST_TOKEN_S) - began_s
             except TimeoutError as error:
                 raise Refused(
                     f"There is no token {FIRST_TOKEN_S:.0f} s after all pods were ready."
@@ -139,9 +140,3 @@ async def _all(stage: Stage, steps: Steps) -> None:
     for role in ("decode", "router", "redis"):
         await steps.take(f"{role} is lost", partial(stage.lose, role), lost_role=role)
     await steps.take("`kvmesh replicas` in control-0", stage.replicas)
-
-
-async def _time_of(task: asyncio.Task[None]) -> float:
-    """Return the time at which `task` has ended."""
-    await task
-    return asyncio.get_running_loop().time()
