@@ -11,7 +11,6 @@ import grpc
 
 from kvmesh.cli.control.failures import NO_CONTROL_PLANE, ControlFailed, lost, refused, unanswered
 from kvmesh.cli.control.location import addresses
-from kvmesh.cli.dial import Dial
 from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.control.v1 import control_pb2 as pb
 from kvmesh.control.v1 import control_pb2_grpc as stubs
@@ -20,6 +19,8 @@ from kvmesh.errors import ErrorDetails, from_rpc_error
 from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.roles import CONTROL
 from kvmesh.snapshot.control_processes import read_control_processes
+from kvmesh.trust.names import OPERATOR
+from kvmesh.trust.peers import Trust
 
 CONNECT_S: Final = 2.0
 """Time for a connection. Nothing was sent to a process without one, so the next process is tried."""
@@ -65,13 +66,14 @@ class ControlClient:
     ) -> None:
         """`configured`: addresses to dial, in place of those that Redis and mesh.json name.
 
-        `outage` makes the failure of a call that no process answers from the fault of each.
+        `outage` makes the failure of a call that no process answers from the fault of each. Of the certificates in the
+        configuration only those of [trust] are read: a pod of the control plane has no others. Raises ConfigError.
         """
         self._outage = outage
         self._name = mesh.config.mesh.name
         self._listed = mesh.addresses_of(CONTROL)
         self._configured = tuple(configured)
-        self._dial = Dial(mesh.config)
+        self._trust = Trust(mesh.config, OPERATOR)
         self._redis = RedisLink(mesh.redis_url) if not configured else None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -199,14 +201,14 @@ class ControlClient:
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = self._dial.channel(address, CONTROL)
+            self._channels[address] = self._trust.channel(address, CONTROL)
         channel = self._channels[address]
         try:
             async with asyncio.timeout(CONNECT_S):
                 await channel.channel_ready()
         except TimeoutError:
             await self._forget(address)
-            fault = await self._dial.explain(address, CONTROL) or f"no connection within {CONNECT_S:g} s"
+            fault = await self._trust.explain(address, CONTROL) or f"no connection within {CONNECT_S:g} s"
             raise NotConnected(f"{address}: {fault}") from None
         return channel
 

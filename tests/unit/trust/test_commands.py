@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from kvmesh.cli.control.client import ControlClient
+from kvmesh.cli.found_mesh import FoundMesh
 from kvmesh.cli.main import main
 from kvmesh.cli.mesh_file import MESH_FILE, MeshFile, write_mesh
 from kvmesh.cli.processes import processes_of
@@ -17,7 +19,7 @@ from kvmesh.cli.up import up
 from kvmesh.config import ConfigError, build, parse
 from kvmesh.redis_url import VARIABLE
 from kvmesh.trust.names import CERTIFICATE_ROLES
-from kvmesh.trust.peers import Trust
+from kvmesh.trust.peers import ROLE, Trust
 from tests.certificates import Folder
 
 URL = "redis://mesh:s3cret@redis.example:6379/0"
@@ -81,6 +83,16 @@ def test_a_mesh_with_wrong_certificates_does_not_start(tmp_path: Path) -> None:
     config = build({"trust": folder.section(), "engine": {"arithmetic": "hashed"}})
     with pytest.raises(ConfigError, match=r"decode\.pem.*expired"):
         asyncio.run(up(config, tmp_path / "data", Console(quiet=True)))
+
+
+def test_a_command_in_a_pod_of_the_control_plane_needs_no_certificate_of_the_frontends(
+    tmp_path: Path,
+) -> None:
+    """All pods have one configuration, and each has the key of its own role alone."""
+    frontend = {"certificate": str(tmp_path / "none.pem"), "key": str(tmp_path / "none.key")}
+    certificates = {key: path.replace(ROLE, "control") for key, path in Folder(tmp_path).section().items()}
+    config = build({"trust": certificates, "frontend": frontend})
+    ControlClient(FoundMesh(config, "", None), ["127.0.0.1:7000"])
 
 
 def test_a_password_goes_to_processes_in_their_environment(tmp_path: Path) -> None:
