@@ -200,7 +200,9 @@ async def cluster(kubectl: Kubectl) -> str:
     except KubectlError as error:
         raise Refused(f"There is no cluster that kubectl can use: {error}") from error
     known = [node["status"]["nodeInfo"] for node in nodes]
-    runtimes = sorted({each["containerRuntimeVersion"] for each in known})
+    runtimes = sorted(
+        {each["containerRuntimeVersion"].replace("://", " ").partition("+")[0] for each in known}
+    )
     kernels = sorted({each["kernelVersion"] for each in known})
     return (
         f"Kubernetes {version['serverVersion']['gitVersion']}, {len(nodes)} node{'s' * (len(nodes) != 1)}, "
