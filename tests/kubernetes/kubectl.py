@@ -47,7 +47,7 @@ class Kubectl:
         if process.returncode:
             told = " ".join(err.decode(errors="replace").split())
             kind = TooManyRequests if "TooManyRequests" in told else KubectlError
-            raise kind(f"kubectl {' '.join(words)}: {told.rstrip('.')}.")
+            raise kind(f"kubectl {' '.join(words)}: {told.rstrip('.?')}.")
         return out.decode()
 
     async def read(self, *words: str) -> Any:

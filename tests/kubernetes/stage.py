@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kvmesh.roles import ROLES, SERVICE_PORTS
+from kvmesh.roles import ROLES
 from tests.kubernetes import overlay
 from tests.kubernetes.kubectl import Kubectl, KubectlError, TooManyRequests
 from tests.kubernetes.pods import Pods
@@ -27,6 +27,7 @@ WORKLOADS: Final[Mapping[str, str]] = {
 """Kind and name of the workload of each role that is replaced."""
 
 REPLICAS: Final[Mapping[str, int]] = {**dict.fromkeys(WORKLOADS, 2), "redis": 1}
+PORT: Final = ROLES["frontend"].port
 READY_S: Final = 180.0
 DIAL_S: Final = 5.0
 ROLLOUT_S: Final = 300.0
@@ -66,7 +67,7 @@ class Stage:
         """Dial a frontend at the address of its pod. Raises Refused."""
         host = self.pods.ready("frontend")[0].address
         try:
-            _, writer = await wait_for(asyncio.open_connection(host, SERVICE_PORTS["grpc"]), DIAL_S)
+            _, writer = await wait_for(asyncio.open_connection(host, PORT), DIAL_S)
         except OSError as error:
             raise Refused(
                 f"The pod address {_address(host)} cannot be reached from here: run the trial on a node, or where a route "
@@ -228,7 +229,4 @@ async def _uninterrupted(work: Awaitable[None]) -> None:
 
 
 def _address(host: str) -> str:
-    return f"[{host}]:{_PORT}" if ":" in host else f"{host}:{_PORT}"
-
-
-_PORT: Final = ROLES["frontend"].port
+    return f"[{host}]:{PORT}" if ":" in host else f"{host}:{PORT}"
