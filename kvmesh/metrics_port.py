@@ -32,7 +32,8 @@ async def exposed(
     connections = _Connections(Sources(metrics.text, unready_reason))
     server = await asyncio.get_running_loop().create_server(lambda: _Connection(connections), host, port)
     try:
-        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        yield f"{shown}:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
         await connections.close()

@@ -53,8 +53,8 @@ class ServiceOptions:
 
     @property
     def host(self) -> str:
-        """The host that the service listens on."""
-        return self.listen.rpartition(":")[0]
+        """The host that the service listens on, without the brackets of IPv6."""
+        return self.listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def parse(role: str, arguments: Sequence[str] | None, environment: Mapping[str, str]) -> ServiceOptions:
