@@ -46,6 +46,9 @@ from kvmesh.trust.peers import EXPIRES, Trust
 log = logging.getLogger(__name__)
 
 ATTACH_NAME: Final = "kvmesh.attach.v1.AttachService"
+UNREGISTERED: Final = "it registers: its peers do not know it yet"
+"""Reason of a process that has not written its lease. Later outages of Redis do not make it unready."""
+
 USAGE_ERROR: Final = 2
 """Exit status of a failed start."""
 
@@ -202,7 +205,9 @@ class MeshProcess:
 
         Health may be SERVING nevertheless: peers need the health of a replica that is held, or of a cordoned router.
         """
-        return self.server.unready_reason or self.control.cordon_reason or self.held_reason
+        is_known = self.registration is not None and self.registration.has_held
+        reason = self.server.unready_reason or self.control.cordon_reason or self.held_reason
+        return reason or ("" if is_known else UNREGISTERED)
 
     # The steps of a role.
 

@@ -27,7 +27,7 @@ class Probe:
 
 GRPC_HEALTH: Final = Probe("grpc")
 READY: Final = Probe("metrics", "/readyz")
-"""Readiness of every server. A replica that the control plane holds is not ready here, and SERVING by gRPC health."""
+"""Readiness of every server. A held replica, or a process that no peer can know yet, is SERVING by gRPC health."""
 
 ALIVE: Final = Probe("metrics", "/healthz")
 """Liveness of every server: its event loop turns."""
@@ -125,7 +125,7 @@ ROLES: Final[Mapping[str, Role]] = {
         Role(XDS, "controlplane.xds", SERVICE_PORTS, ("redis",), 10, GRPC_HEALTH, BALANCER_S),
         Role("prefill", "services.prefill", SERVICE_PORTS, ("redis", "engine"), 35, READY),
         Role("decode", "services.decode", SERVICE_PORTS, ("redis", "engine"), 35, READY),
-        Role("router", "services.router", SERVICE_PORTS, ("redis",), 35, GRPC_HEALTH),
+        Role("router", "services.router", SERVICE_PORTS, ("redis",), 35, READY),
         Role(
             "frontend",
             "services.frontend",

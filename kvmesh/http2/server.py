@@ -103,7 +103,7 @@ class BatchedServer:
     def _bind(self, address: str, contexts: ServerContexts | None) -> int:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        bound = 0
+        bound, first = 0, len(self._ports)
         try:
             found = socket.getaddrinfo(
                 host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -119,6 +119,9 @@ class BatchedServer:
                 listening.listen(BACKLOG)
                 bound = listening.getsockname()[1]
         except (OSError, ValueError) as error:
+            for listening, _ in self._ports[first:]:
+                listening.close()
+            del self._ports[first:]
             raise RuntimeError(f"Failed to bind to address {address}: {error}") from error
         return bound
 

@@ -56,6 +56,8 @@ class Registration:
         self.member = member
         self.is_refused = False
         """True while Redis does not write the lease. It then probably writes no lease of another process, either."""
+        self.has_held = False
+        """True once the lease was written: from then on peers can know this process."""
         self.superseded_total = 0
         """Number of times that another process took the name."""
         self._redis = redis
@@ -174,6 +176,7 @@ class Registration:
             now_s=self._clock.now_s(),
             is_draining=member.is_leaving,
         )
+        self.has_held = self.has_held or bool(wrote)
 
     async def _report(self) -> None:
         """Log and report a change of the holder, once."""

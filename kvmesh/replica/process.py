@@ -52,7 +52,6 @@ ENGINE_WAIT_S: Final = 10.0
 
 
 ENGINE_LOST: Final = "its engine does not answer"
-UNREGISTERED: Final = "it registers: routers do not know it yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,6 @@ class _Replica(process.MeshProcess):
         self._role.add_service(self.server.grpc, Parts(attach, self._engine, self.clock))
         index_telemetry.export(self._publisher, self.metrics)
         self._was_ready = asyncio.Event()
-        self._may_register = False
         self._rival = EngineRival(options.process_id)
 
     def member(self, address: str) -> Member:
@@ -210,7 +208,6 @@ class _Replica(process.MeshProcess):
         await self._was_ready.wait()
         await self._rival.look()
         await self._life.contact()
-        self._may_register = True
         config = self.options.config
         log.info(
             "serving",
@@ -246,8 +243,8 @@ class _Replica(process.MeshProcess):
 
     @property
     def held_reason(self) -> str:
-        """Why the replica is out of service: the control plane holds it, it is quarantined, or no router can know it."""
-        return self._life.life.view().held_reason or ("" if self._may_register else UNREGISTERED)
+        """Why the replica is out of service: the control plane holds it, or it is quarantined."""
+        return self._life.life.view().held_reason
 
     def on_life(self, drives_lives: bool, order: snapshot_pb2.LifeOrder | None) -> None:
         """Take a message of a leader about the life of the replica."""

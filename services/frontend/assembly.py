@@ -330,7 +330,7 @@ class Frontend(MeshProcess):
             self.clock,
             lambda: self._has_other,
             shell.DRAIN_S - FLUSH_S,
-            partial(self.server.close_listener, "the frontend drains"),
+            self.server.send_clients_on,
         )
 
     def begin_drain(self) -> None:

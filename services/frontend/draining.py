@@ -6,7 +6,7 @@ stream stays until it ends or the drain ends.
 
 A gRPC client sends all calls to one address over one connection, and a long stream keeps that connection. So a client with
 the address of a load balancer alone would send each new request to this frontend. Therefore the connections are ended for
-new calls (GOAWAY), once no request waits here that could move.
+new calls (GOAWAY). New connections are taken: clients check the health of a frontend whose stream is silent.
 
 The end of a whole mesh drains all frontends at once. Each one therefore waits for the news that the others drain, too.
 """
@@ -32,13 +32,13 @@ async def drain(
     clock: Clock,
     has_other: Callable[[], bool],
     timeout_s: float,
-    close_listener: Callable[[], Awaitable[None]] | None = None,
+    send_clients_on: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Return when no request and no handler is left, at most after `timeout_s`.
 
     Streams that still run then are handed over, movable or not. `has_other`: True if another frontend takes requests.
-    `close_listener`: takes no more connections, and sends new calls of the present ones elsewhere. Called at most once.
-    None: the frontend may take requests again.
+    `send_clients_on`: ends the present connections for new calls. Called at most once. None: the frontend may take
+    requests again.
     """
     core.is_draining = True
     news_s = clock.now_s() + NEWS_S
@@ -49,12 +49,14 @@ async def drain(
             core.hand_over(list(core.admitted.serving), now_s)
             return
         if now_s >= news_s and has_other():
-            can_move = [each for each in core.admitted.serving if each.spec.execution.can_move]
             # A request that still waits for its first token keeps its position in the queue.
-            movable = [each for each in can_move if each.location is not None]
+            movable = [
+                each
+                for each in core.admitted.serving
+                if each.spec.execution.can_move and each.location is not None
+            ]
             core.hand_over(movable[:BATCH], now_s)
-            if close_listener is not None and len(movable) == len(can_move):
-                # A client with several addresses cuts silent streams of a frontend that takes no health check.
-                await close_listener()
-                close_listener = None
+            if send_clients_on is not None:
+                await send_clients_on()
+                send_clients_on = None
         await asyncio.sleep(CHECK_INTERVAL_S)

@@ -78,7 +78,8 @@ def check(files: Sequence[str], choice: Choice) -> int:
             text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
             manifests = documents.read(text, shown)
         except (OSError, UnicodeDecodeError, documents.Unreadable) as error:
-            sys.stderr.write(f"{error}\n")
+            why = f"{shown} cannot be read: {error.strerror}." if isinstance(error, OSError) else f"{error}"
+            sys.stderr.write(f"{why}\n")
             status = UNREADABLE
             continue
         found = list(faults(manifests, choice))

@@ -18,6 +18,7 @@ from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.replica import options as replica_options
 from kvmesh.roles import EDGE, INTERNAL, ROLES, SERVERS, option_of
 from kvmesh.service_options import ServiceOptions
+from kvmesh.trust.names import name_of
 from tools.manifests.documents import Body, Manifest, Pod, named, pods
 from tools.manifests.mounted import key_of, text_at, volume_at
 from tools.manifests.role_rules import image_of, role_of, words_of
@@ -194,6 +195,18 @@ def _certificates(
             yield f'{key} = "{path}" of {title} is in no Secret that its container mounts.'
         elif there is not None and key_of(source, file) not in there:
             yield f'{key} = "{path}" of {title} is missing in the Secret "{name}".'
+        issued = [
+            each for each in named(manifests, "Certificate").values() if each.spec.get("secretName") == name
+        ]
+        wanted = name_of(role, config.mesh.name)
+        if key == "trust.certificate" and issued and wanted not in (issued[0].spec.get("dnsNames") or ()):
+            yield f"{issued[0].title} lacks the name {wanted}, which peers of {title} demand (mesh.name)."
+    if not config.trust.certificate:
+        for volume in pod.spec.get("volumes") or ():
+            name = str((volume.get("secret") or {}).get("secretName", ""))
+            if {"tls.crt", "tls.key"} <= (secrets.get(name) or set()):
+                what = f'the certificate "{name}", but its kvmesh.toml has no [trust]'
+                yield f"{title} mounts {what}: it would speak plain text."
     has_tls = bool(config.frontend.certificate if role in EDGE else config.trust.certificate)
     is_internal = role in INTERNAL or role in EDGE
     if is_internal and has_tls and "grpc" in (container.get("readinessProbe") or {}):

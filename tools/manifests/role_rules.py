@@ -21,6 +21,7 @@ LOOPBACK: Final = "127.0.0.1"
 def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Yield a sentence for each difference from the table."""
     for pod in pods(manifests):
+        yield from _of_pod(pod)
         for container in pod.main:
             yield from _of_container(pod, container)
         for container in pod.sidecars:
@@ -30,6 +31,22 @@ def faults(manifests: Sequence[Manifest]) -> Iterator[str]:
 
 ENTRYPOINT: Final = "/opt/kvmesh/bin/entrypoint"
 TRITON: Final = "tritonserver"
+
+
+def _of_pod(pod: Pod) -> Iterator[str]:
+    """Mistakes by which a container would not be recognized, and the number of pods."""
+    title = pod.workload.title
+    for container in pod.containers:
+        words = [str(each) for each in container.get("args") or ()]
+        is_known = image_of(container) in (SERVICE_IMAGE, *IMAGES)
+        if not is_known and words[:1] and words[0] in SERVERS and "--id" in words:
+            what = f'image "{container.get("image")}" of {title} runs the role {words[0]}'
+            yield f"{what}: allowed is a name that ends with {SERVICE_IMAGE}."
+    for container in pod.spec.get("initContainers") or ():
+        if role_of(container) == "engine" and container.get("restartPolicy") != "Always":
+            yield f"The engine of {title} is no sidecar: allowed is restartPolicy: Always, else its replica never starts."
+    if any(role_of(each) == "redis" for each in pod.main) and int(pod.workload.spec.get("replicas", 1)) > 1:
+        yield f"replicas = {pod.workload.spec['replicas']} of {title}: allowed is 1, as two would be two meshes."
 
 
 def image_of(container: Body) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 import grpc
 from msgspec.structs import replace
 
+from kvmesh.client import Client, RetryPolicy
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import from_rpc_error
-from services.frontend.draining import CHECK_INTERVAL_S, NEWS_S, drain
+from services.frontend.assembly import Frontend
+from services.frontend.draining import drain
+from services.frontend.region_listener import follow_drain
 from services.frontend.surface.intake import HANDOVER_METADATA
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
@@ -18,6 +23,9 @@ from tests.integration.generation import token_request
 from tests.patience import quiet_s, wait_for
 
 MOVES = ((HANDOVER_METADATA, "1"),)
+
+QUICK: Final = RetryPolicy(probe_after_s=0.1, probe_timeout_s=0.4)
+"""A client that checks a silent frontend soon."""
 
 
 async def begin(serving: Serving, pool: Pool, *, moves: bool) -> Any:
@@ -66,37 +74,48 @@ async def test_a_stream_may_finish_during_the_drain(serving: Serving, pool: Pool
     await wait_for(draining, 10)
 
 
-async def test_new_calls_leave_the_connection_of_a_stream_that_stays(serving: Serving, pool: Pool) -> None:
-    """Behind a load balancer such a client reaches another frontend, while its stream runs on here."""
-    frontend = serving.frontend
-    plain = await begin(serving, pool, moves=False)
+@asynccontextmanager
+async def draining_beside_another(frontend: Frontend) -> AsyncIterator[None]:
+    """A drain of `frontend` that has sent its clients on, with the task that follows drains of its region beside it."""
     frontend.on_members([replace(frontend.member("127.0.0.1:1"), process_id="frontend-1")])
+    before = frontend.server.grpc
+    following = asyncio.create_task(follow_drain(frontend.server, lambda: False, MonotonicClock(), 0.01))
     draining = asyncio.create_task(frontend.drain())
-    await until(lambda: not frontend.server.is_open, "the listener is closed")
-    refused = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), timeout=20)
-    assert await ends(refused) == (grpc.StatusCode.UNAVAILABLE, "")
-    pool.tokens_max = 1 << 30
-    assert await ends(plain) == (grpc.StatusCode.OK, "")
+    await until(lambda: frontend.server.grpc is not before, "clients are sent on")
+    yield
     await wait_for(draining, 10)
+    assert frontend.server.is_open
+    following.cancel()
 
 
-async def test_a_waiting_request_that_could_move_keeps_its_connection(serving: Serving, pool: Pool) -> None:
-    """Its client checks the health of a silent frontend, and would give its position in the queue up."""
-    core, closings = serving.frontend.core, list[str]()
+async def test_new_calls_leave_the_connection_of_a_stream_that_stays(serving: Serving, pool: Pool) -> None:
+    """Behind a load balancer such a client reaches another frontend. Its stream runs on here to its end."""
+    plain = await begin(serving, pool, moves=False)
+    async with draining_beside_another(serving.frontend):
+        refused = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), timeout=20)
+        assert await ends(refused) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        pool.tokens_max = 1 << 30
+        assert await ends(plain) == (grpc.StatusCode.OK, "")
 
-    async def close() -> None:
-        closings.append("closed")
 
-    pool.hold_at, pool.tokens_max = "queued", 5
-    call = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), metadata=MOVES, timeout=20)
-    await until(lambda: len(core.admitted.serving) == 1, "the request waits")
-    draining = asyncio.create_task(drain(core, MonotonicClock(), lambda: True, 30.0, close))
-    done, _ = await asyncio.wait([draining], timeout=NEWS_S + 4 * CHECK_INTERVAL_S)
-    assert not done and not closings
-    pool.hold_at = ""
-    assert await ends(call) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    await wait_for(draining, 10)
-    assert closings == ["closed"]
+async def test_a_waiting_request_of_a_client_with_one_address_is_served(serving: Serving, pool: Pool) -> None:
+    """kvmesh.client checks the health of a silent frontend by a new connection, which is taken."""
+    pool.hold_at, pool.tokens_max = "queued", 1 << 30
+    async with Client([serving.frontend.server.address], retry_policy=QUICK) as client:
+        generation = client.send(token_request([5] * 20, max_output_tokens=50), deadline_s=20)
+
+        async def read() -> None:
+            async for _ in generation:
+                pass
+
+        reading = asyncio.create_task(read())
+        await until(lambda: len(serving.frontend.core.admitted.serving) == 1, "the request waits")
+        async with draining_beside_another(serving.frontend):
+            done, _ = await asyncio.wait([reading], timeout=3 * (QUICK.probe_after_s + QUICK.probe_timeout_s))
+            assert not done, "the client has left the frontend"
+            pool.hold_at = ""
+            await wait_for(reading, 10)
+    assert (generation.resumes, len(generation.ids)) == (0, 50)
 
 
 async def test_a_drain_waits_for_a_client_that_still_reads(serving: Serving) -> None:

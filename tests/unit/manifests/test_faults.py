@@ -104,7 +104,7 @@ def no_tag(manifests: list[Manifest]) -> None:
 
 
 def grpc_probe_elsewhere(manifests: list[Manifest]) -> None:
-    pod_of(manifests, "router")["containers"][0]["readinessProbe"]["grpc"]["port"] = 9100
+    pod_of(manifests, "frontend")["containers"][0]["readinessProbe"]["grpc"]["port"] = 9100
 
 
 def ready_by_grpc(manifests: list[Manifest]) -> None:
@@ -219,6 +219,18 @@ def other_file(manifests: list[Manifest]) -> None:
             volume["configMap"]["items"] = [{"key": "kvmesh.toml", "path": "mesh.toml"}]
 
 
+def misspelt_image(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "router")["containers"][0]["image"] = "kvmsh:dev"
+
+
+def no_sidecar(manifests: list[Manifest]) -> None:
+    del pod_of(manifests, "decode")["initContainers"][0]["restartPolicy"]
+
+
+def two_redis(manifests: list[Manifest]) -> None:
+    one(manifests, "Deployment", "redis")["spec"]["replicas"] = 2
+
+
 def not_headless(manifests: list[Manifest]) -> None:
     del one(manifests, "Service", "decode")["spec"]["clusterIP"]
 
@@ -262,7 +274,10 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (unknown_peer, 'NetworkPolicy "decode" names a peer that is no pod'),
     (no_tag, 'image "registry.example:5000/kvmesh-redis" of Deployment "redis" has no tag'),
     (ready_by_grpc, 'readinessProbe of StatefulSet "decode" does not ask /readyz over HTTP'),
-    (grpc_probe_elsewhere, 'readinessProbe of Deployment "router" does not ask gRPC health at the port grpc'),
+    (
+        grpc_probe_elsewhere,
+        'readinessProbe of Deployment "frontend" does not ask gRPC health at the port grpc',
+    ),
     (no_liveness, 'StatefulSet "control" has no livenessProbe'),
     (one_name, '--id = "router-0" of Deployment "router" is not unique'),
     (unknown_option, 'Deployment "router" would not start: unrecognized arguments: --fast'),
@@ -287,6 +302,9 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (lost_environment, 'Deployment "router" needs the Secret "proxy", which is missing'),
     (lost_pull_secret, 'Deployment "router" needs the Secret "registry", which is missing'),
     (other_file, '--config = /etc/kvmesh/kvmesh.toml of Deployment "router" is in no ConfigMap'),
+    (misspelt_image, 'image "kvmsh:dev" of Deployment "router" runs the role router'),
+    (no_sidecar, 'The engine of StatefulSet "decode" is no sidecar'),
+    (two_redis, 'replicas = 2 of Deployment "redis": allowed is 1'),
     (name_twice, 'ServiceAccount "router" exists 2 times'),
     (
         not_headless,
@@ -299,9 +317,19 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
 
 
 def grpc_under_tls(manifests: list[Manifest]) -> None:
-    probe = pod_of(manifests, "router")["containers"][0]["readinessProbe"]
+    probe = pod_of(manifests, "frontend")["containers"][0]["readinessProbe"]
     del probe["httpGet"]
     probe["grpc"] = {"port": 7000}
+
+
+def other_mesh(manifests: list[Manifest]) -> None:
+    data = one(manifests, "ConfigMap", "kvmesh-config")["data"]
+    data["kvmesh.toml"] = data["kvmesh.toml"].replace('name = "kvmesh"', 'name = "other"')
+
+
+def certificates_without_trust(manifests: list[Manifest]) -> None:
+    data = one(manifests, "ConfigMap", "kvmesh-config")["data"]
+    data["kvmesh.toml"] = data["kvmesh.toml"].partition("# components/certificates")[0]
 
 
 def no_certificate(manifests: list[Manifest]) -> None:
@@ -358,7 +386,9 @@ def unknown_llm_key(manifests: list[Manifest]) -> None:
 
 
 EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
-    (grpc_under_tls, 'readinessProbe of Deployment "router" is gRPC, which the kubelet asks without TLS'),
+    (grpc_under_tls, 'readinessProbe of Deployment "frontend" is gRPC, which the kubelet asks without TLS'),
+    (other_mesh, "lacks the name frontend.other.internal, which peers of "),
+    (certificates_without_trust, "but its kvmesh.toml has no [trust]"),
     (no_certificate, 'Deployment "router" needs the Secret "mesh-router", which is missing'),
     (unmounted_certificate, 'of Deployment "router" is in no Secret that its container mounts'),
     (no_issuer, 'Certificate "mesh-decode" needs the Issuer "letsencrypt", which is missing'),
@@ -375,6 +405,9 @@ EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
 """The same of the overlay eight-gpus."""
 
 SEVERAL: Final = (
+    other_mesh,
+    certificates_without_trust,
+    no_sidecar,
     no_way_out,
     lost_redis,
     closed_policy,

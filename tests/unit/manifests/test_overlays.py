@@ -87,6 +87,13 @@ patches:
       - {op: add, path: /spec/template/spec/initContainers/0/args/-, value: --model-version=v2}
 """
 POOLS: Final = """
+[trust]
+certificate = "/etc/kvmesh-mesh/tls.crt"
+key = "/etc/kvmesh-mesh/tls.key"
+authority = "/etc/kvmesh-mesh/ca.crt"
+[frontend]
+certificate = "/etc/kvmesh-clients/tls.crt"
+key = "/etc/kvmesh-clients/tls.key"
 [versions.kvmesh-1]
 [versions.v2]
 [pools.default]

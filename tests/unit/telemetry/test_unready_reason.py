@@ -15,10 +15,11 @@ from kvmesh.config import MeshConfig
 from kvmesh.control.v1 import snapshot_pb2 as pb
 from kvmesh.metrics import Metrics
 from kvmesh.metrics_port import exposed
-from kvmesh.process import MeshProcess
+from kvmesh.membership.registration import Registration
+from kvmesh.process import UNREGISTERED, MeshProcess
 from kvmesh.replica.engine_facts import EngineFacts
 from kvmesh.replica.options import ReplicaOptions
-from kvmesh.replica.process import ENGINE_LOST, UNREGISTERED, _Replica
+from kvmesh.replica.process import ENGINE_LOST, _Replica
 from kvmesh.server import DRAINS, STARTS, MeshServer
 from kvmesh.service_options import ServiceOptions
 from kvmesh.snapshot.content import Content, Cordon
@@ -61,6 +62,12 @@ def order(state: pb.ReplicaState.ValueType, reason: str = "") -> pb.LifeOrder:
     return pb.LifeOrder(state=state, engine_boot_id="boot-1", reason=reason)
 
 
+def register(process: MeshProcess) -> None:
+    """Let the process have written its lease."""
+    process.registration = Registration(process.redis, "m", process.member("127.0.0.1:1"))
+    process.registration.has_held = True
+
+
 def offer(process: MeshProcess, version: int, *cordons: Cordon) -> None:
     """Let the process take a snapshot."""
     stable = initial_content(process.options.config).pools
@@ -86,6 +93,8 @@ async def test_a_replica_says_why_it_is_out_of_service(role: str) -> None:
         assert made.server.unready_reason == "" and why() == UNREGISTERED
         made.on_members([])
         await made.become_ready()
+        assert why() == UNREGISTERED, "no lease is in Redis"
+        register(made)
         assert why() == ""
         offer(made, 1, Cordon(f"{role}-0", reason="new disk"))
         assert made.server.unready_reason == "" and why() == "cordoned by the control plane: new disk"
@@ -141,6 +150,8 @@ async def test_a_router_that_is_cordoned_is_not_ready() -> None:
     router = Router(ServiceOptions(MeshConfig(), "router-0", "127.0.0.1:0", REDIS, 0, AS_LISTENED))
     assert router.unready_reason() == STARTS
     await router.server.set_serving(True)
+    assert router.unready_reason() == UNREGISTERED
+    register(router)
     assert router.unready_reason() == ""
     offer(router, 1, Cordon("router-0"), Cordon("router-1"))
     assert router.server.unready_reason == ""
