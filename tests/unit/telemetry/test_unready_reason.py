@@ -13,9 +13,9 @@ from kvmesh.advertise import AS_LISTENED
 from kvmesh.clock import VirtualClock
 from kvmesh.config import MeshConfig
 from kvmesh.control.v1 import snapshot_pb2 as pb
+from kvmesh.membership.registration import Registration
 from kvmesh.metrics import Metrics
 from kvmesh.metrics_port import exposed
-from kvmesh.membership.registration import Registration
 from kvmesh.process import UNREGISTERED, MeshProcess
 from kvmesh.replica.engine_facts import EngineFacts
 from kvmesh.replica.options import ReplicaOptions
