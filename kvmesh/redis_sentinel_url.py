@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 SENTINEL_PORT: Final = 26379
 PORT_MAX: Final = 65535
@@ -25,6 +25,7 @@ _MARK: Final = "+sentinel://"
 _HOST: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%25\w+)?)\]|(?P<name>[^\s:\[\]]+))(?::(?P<port>.*))?"
 )
+_MASTER: Final = "master:6379"
 _LOGIN: Final = ("sentinel_username", "sentinel_password")
 
 Address = tuple[str, int]
@@ -40,7 +41,7 @@ class SentinelUrl:
     """Name of the master in the sentinels' configuration."""
     database: int
     redis: str = field(repr=False)
-    """The same as a URL redis:// or rediss://, with the first sentinel in the place of the master."""
+    """The same as a URL redis:// or rediss://, with a constant host in the place of the master."""
     username: str = field(default="", repr=False)
     """User of the sentinels."""
     password: str = field(default="", repr=False)
@@ -69,13 +70,11 @@ def sentinel_url(url: str) -> SentinelUrl:
     if not re.fullmatch(r"[0-9]{0,9}", database):
         raise ValueError("has a DB that is not a number")
     own, others = _options(query)
-    host, port = sentinels[0]
-    shown = f"[{quote(host)}]" if ":" in host else quote(host)
     return SentinelUrl(
         sentinels=sentinels,
         service=unquote(service),
         database=int(database or 0),
-        redis=f"{scheme}://{login}{at}{shown}:{port}/{database or 0}?{urlencode(others)}",
+        redis=f"{scheme}://{login}{at}{_MASTER}/{database or 0}?{urlencode(others)}",
         username=own.get("sentinel_username", ""),
         password=own.get("sentinel_password", ""),
     )

@@ -60,6 +60,13 @@ def test_a_url_is_read_as_it_was_written(
     assert query == "sentinel_username=***&sentinel_password=***&socket_timeout=0.5"
     assert {each.name for each in fields(found) if each.repr} == {"sentinels", "service", "database"}
     assert msgspec.structs.replace(Redis(), url=url).url == url
+    assert RedisLink(url).shown == shown
+
+
+@pytest.mark.parametrize("host", ["[::1]:26379", "[fe80::1%25eth0]", "%2fetc", "a%20b"])
+def test_a_link_takes_any_host_of_a_sentinel(host: str) -> None:
+    """Whether it can be reached is known when it is asked."""
+    assert RedisLink(f"redis+sentinel://{host}/service").shown == f"redis+sentinel://{host}/service"
 
 
 @pytest.mark.parametrize(
