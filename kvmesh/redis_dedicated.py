@@ -74,16 +74,21 @@ class DedicatedRedis:
 
     async def _open(self) -> _Replies:
         masters = self._masters
-        address = await masters.get_master_address() if masters is not None else None
+        if masters is None:
+            self._replies = await self._connected(None)
+            return self._replies
+        told = await masters.get_master_address()
         try:
-            replies = await self._connected(address)
+            replies = await self._connected(told.address)
         except (RedisError, OSError):
-            if masters is not None:
-                masters.doubt()
+            masters.doubt()
             raise
-        self._replies, self._address = replies, address
-        if masters is not None and address is not None:
-            await masters.take(address)
+        try:
+            await masters.take(told)
+        except BaseException:
+            replies.close("given up")
+            raise
+        self._replies, self._address = replies, told.address
         return replies
 
     async def _connected(self, master: Address | None) -> _Replies:

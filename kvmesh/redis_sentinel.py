@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -37,6 +38,16 @@ _DEMOTED: Final = "READONLY"
 
 OnMaster = Callable[[Address, Address | None], None]
 """Takes the address of the master and the one before; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the sentinels told."""
+
+    address: Address
+    """Address of the master."""
+    changes: int
+    """Changes of the master that were known when they were asked."""
 
 
 class Sentinels:
@@ -125,6 +136,7 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
     def __init__(self, service: str, sentinels: Sentinels, on_master: OnMaster, **options: Any) -> None:
         super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]  # the library left it out
         self._on_master = on_master
+        self._changes = 0
         self._next_look_s = 0.0
         self._look: asyncio.Task[None] | None = None
 
@@ -150,11 +162,11 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
     async def _follow(self) -> None:
         # RuntimeError: uvloop raises it at a write to a connection that the peer has just closed.
         with suppress(RedisError, OSError, RuntimeError):
-            address = await self.get_master_address()
-            if address != self.master_address:
+            told = await self.get_master_address()
+            if told.address != self.master_address:
                 connection: Any = self.make_connection()  # type: ignore[no-untyped-call]
                 try:
-                    await connection.connect_to(address)
+                    await connection.connect_to(told)
                 finally:
                     await connection.disconnect(nowait=True)
 
@@ -165,20 +177,27 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
             await asyncio.wait([self._look])
         await super().aclose()
 
-    async def get_master_address(self) -> Address:
+    async def get_master_address(self) -> Told:
         """Ask the sentinels. The address counts once `take` gets it."""
-        address: Address = await self.sentinel_manager.discover_master(self.service_name)
-        return address
+        changes = self._changes
+        return Told(await self.sentinel_manager.discover_master(self.service_name), changes)
 
     def doubt(self) -> None:
         """See Sentinels."""
         self.sentinel_manager.doubt()
 
-    async def take(self, address: Address) -> None:
-        """Take note that the master is at `address`. Connections to another one are closed, also those in use."""
+    async def take(self, told: Told) -> None:
+        """Take note that a master is at the address. Connections to another one are closed, also those in use.
+
+        Raises redis.ConnectionError if the master changed after the sentinels were asked: this one may be a former one.
+        """
+        address = told.address
         if address == self.master_address:
             return
+        if told.changes != self._changes:
+            raise RedisConnectionError(f"the master changed while {shown(address)} was connected")
         before, self.master_address = self.master_address, address
+        self._changes += 1
         self._on_master(address, before)
         connections: tuple[Any, ...] = (*self._available_connections, *self._in_use_connections)
         for each in connections:
@@ -190,13 +209,17 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class _MasterConnection(SentinelManagedConnection):
-    async def connect_to(self, address: Address) -> None:
+    async def connect_to(self, told: Told) -> None:
         try:
-            await super().connect_to(address)  # type: ignore[no-untyped-call]
+            await super().connect_to(told.address)  # type: ignore[no-untyped-call]
         except RedisError:
             self.connection_pool.doubt()
             raise
-        await self.connection_pool.take(address)
+        try:
+            await self.connection_pool.take(told)
+        except RedisError:
+            await self.disconnect(nowait=True)
+            raise
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         await super().on_connect_check_health(check_health)
