@@ -81,7 +81,7 @@ class DedicatedRedis:
         try:
             replies = await self._connected(told.address)
         except (RedisError, OSError):
-            masters.doubt()
+            masters.doubt(told)
             raise
         try:
             await masters.take(told)

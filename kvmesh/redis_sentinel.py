@@ -9,7 +9,10 @@ former one are closed: a frozen or cut-off master would not close them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,11 +31,25 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvmesh.redis_sentinel_url import PORT_MAX, Address, SentinelUrl, sentinel_url
 
+log = logging.getLogger(__name__)
+
 MASTER_CHECK: Final = ("HELLO", "2")
 """Command whose answer tells the role of a Redis. ROLE and INFO need rights of an administrator."""
 
 LOOK_S: Final = 1.0
 """Interval of the questions for the master. The new master has leases for 2 s that were renewed at the former one."""
+
+LEFT_S: Final = 30.0
+"""For this time, a former master is the master again only if all sentinels that answer name it."""
+
+LEFT_MAX: Final = 8
+"""Former masters that are remembered."""
+
+ALL_S: Final = 1.0
+"""All sentinels are asked together for at most this time."""
+
+REUSE_S: Final = 0.1
+"""Commands use the last answer of the sentinels, or their failure, for this time."""
 
 _DEMOTED: Final = "READONLY"
 
@@ -46,6 +63,8 @@ class Told:
 
     address: Address
     """Address of the master."""
+    sentinel: Address
+    """The sentinel that told it."""
     changes: int
     """Changes of the master that were known when they were asked."""
 
@@ -61,7 +80,9 @@ class Sentinels:
         timeout_s: float,
     ) -> None:
         """`connection_class` and `options` open a connection to a sentinel. Each is asked for at most `timeout_s`."""
+        self._all = url.sentinels
         self._order = list(url.sentinels)
+        self._turns = 0
         self._service = url.service
         self._connection_class = connection_class
         self._options = options
@@ -69,35 +90,61 @@ class Sentinels:
         self._tls: Any = None
         """TLS settings with the loaded certificates; None: without TLS, and after a fault, so that they are read again."""
 
-    async def discover_master(self, service_name: str) -> Address:
-        """Ask one sentinel after the other for the master's address. Raises redis.ConnectionError.
+    async def first(self) -> tuple[Address, Address]:
+        """Return the first sentinel that names the master, and the master. Raises redis.ConnectionError.
 
         It is an AuthenticationError if one of the sentinels refuses the password and no other answers.
         """
+        found = await self._first_of(tuple(self._order))
+        self.prefer(found[0])
+        return found
+
+    async def next_in_turn(self) -> tuple[Address, Address]:
+        """Do the same, beginning with another sentinel at each call."""
+        start = self._turns % len(self._all)
+        self._turns += 1
+        return await self._first_of(self._all[start:] + self._all[:start])
+
+    async def all(self) -> dict[Address, Address]:
+        """Ask all sentinels at once, and return the masters that they name within ALL_S."""
+        masters = await asyncio.gather(*(self._named(each) for each in self._all))
+        pairs = zip(self._all, masters, strict=True)
+        return {sentinel: master for sentinel, master in pairs if master is not None}
+
+    def prefer(self, sentinel: Address) -> None:
+        """Ask `sentinel` first from now on."""
+        self._order.remove(sentinel)
+        self._order.insert(0, sentinel)
+
+    def doubt(self, sentinel: Address) -> None:
+        """Take note that no master was at the address that `sentinel` told. Another one is asked next."""
+        if self._order[0] == sentinel:
+            self._order.append(self._order.pop(0))
+
+    async def _first_of(self, order: tuple[Address, ...]) -> tuple[Address, Address]:
         faults, unknown, is_refused = [], 0, False
-        for sentinel in tuple(self._order):
+        for sentinel in order:
             try:
-                address = await self._ask(sentinel)
+                address = await self._ask(sentinel, self._timeout_s)
             except (RedisError, OSError) as error:
                 is_refused = is_refused or isinstance(error, AuthenticationError)
                 faults.append(f"{shown(sentinel)}: {error}")
                 continue
             if address is not None:
-                self._order.remove(sentinel)
-                self._order.insert(0, sentinel)
-                return address
+                return sentinel, address
             unknown += 1
-            faults.append(f'{shown(sentinel)} knows no master "{service_name}"')
+            faults.append(f'{shown(sentinel)} knows no master "{self._service}"')
         if unknown == len(faults):
-            raise RedisConnectionError(f'the sentinels know no master named "{service_name}"')
-        told = f'no sentinel names the master "{service_name}" ({"; ".join(faults)})'
+            raise RedisConnectionError(f'the sentinels know no master named "{self._service}"')
+        told = f'no sentinel names the master "{self._service}" ({"; ".join(faults)})'
         raise (AuthenticationError if is_refused else RedisConnectionError)(told)
 
-    def doubt(self) -> None:
-        """Take note that no master was at the address that was told. Another sentinel is asked next."""
-        self._order.append(self._order.pop(0))
+    async def _named(self, sentinel: Address) -> Address | None:
+        with suppress(RedisError, OSError):
+            return await self._ask(sentinel, min(ALL_S, self._timeout_s))
+        return None
 
-    async def _ask(self, sentinel: Address) -> Address | None:
+    async def _ask(self, sentinel: Address, limit_s: float) -> Address | None:
         """Return the master's address, or None if this sentinel does not know it."""
         host, port = sentinel
         connection = self._connection_class(host=host, port=port, **self._options)
@@ -105,12 +152,12 @@ class Sentinels:
             connection.ssl_context = self._tls
         self._tls = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 await connection.connect()
                 await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
                 answer = await connection.read_response()
         except TimeoutError:
-            raise RedisConnectionError(f"no answer within {self._timeout_s:g} s") from None
+            raise RedisConnectionError(f"no answer within {limit_s:g} s") from None
         finally:
             await connection.disconnect(nowait=True)
         self._tls = getattr(connection, "ssl_context", None)
@@ -130,6 +177,44 @@ def _address_in(answer: Any) -> Address | None:
     raise RedisConnectionError("the answer is no address")
 
 
+def master_among(
+    named: Mapping[Address, Address], current: Address | None, left_ago_s: Mapping[Address, float]
+) -> Address | None:
+    """Return the master of the masters that the sentinels of `named` name, or None if no one can be told.
+
+    `current` is the master so far. `left_ago_s` is, by address, how long ago a former master was left.
+    """
+    votes = Counter(named.values())
+    address, count = votes.most_common(1)[0]
+    is_late = left_ago_s.get(address, math.inf) >= LEFT_S
+    if len(votes) == 1 or (is_late and 2 * count > len(named)):
+        return address
+    if current in votes:
+        return current
+    return next((each for each in votes if each not in left_ago_s), None)
+
+
+class _Question:
+    """A question to the sentinels, shared by all who ask meanwhile, and for REUSE_S after its answer."""
+
+    def __init__(self, changes: int) -> None:
+        self.changes = changes
+        self.until_s = math.inf
+        """When it is too old, as a time of the loop."""
+        self.task: asyncio.Task[Told | RedisError]
+
+    async def run(self, ask: Callable[[int], Awaitable[Told]]) -> Told | RedisError:
+        """Return the answer, or why there is none."""
+        try:
+            return await ask(self.changes)
+        except RedisError as error:
+            return error
+        except asyncio.CancelledError:  # of the pool, not of those who wait
+            return RedisConnectionError("closed")
+        finally:
+            self.until_s = asyncio.get_running_loop().time() + REUSE_S
+
+
 class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
     """Connections to the master. A command waits for a free one, as with BlockingConnectionPool."""
 
@@ -139,6 +224,11 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         self._changes = 0
         self._next_look_s = 0.0
         self._look: asyncio.Task[None] | None = None
+        self._question: _Question | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._left_s: dict[Address, float] = {}
+        """When each former master was left, the last one at the end."""
+        self._is_disagreement_logged = False
 
     async def get_connection(self, *arguments: Any, **options: Any) -> Any:
         """See BlockingConnectionPool."""
@@ -158,11 +248,14 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         if self.master_address is not None and now_s >= self._next_look_s and not is_looking:
             self._next_look_s = now_s + LOOK_S
             self._look = asyncio.create_task(self._follow(), name="redis-sentinel")
+            self._keep(self._look)
 
     async def _follow(self) -> None:
         # RuntimeError: uvloop raises it at a write to a connection that the peer has just closed.
         with suppress(RedisError, OSError, RuntimeError):
-            told = await self.get_master_address()
+            changes = self._changes
+            sentinel, address = await self.sentinel_manager.next_in_turn()
+            told = await self._settled(sentinel, address, changes)
             if told.address != self.master_address:
                 connection: Any = self.make_connection()  # type: ignore[no-untyped-call]
                 try:
@@ -170,21 +263,61 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
                 finally:
                     await connection.disconnect(nowait=True)
 
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def aclose(self) -> None:
         """See ConnectionPool."""
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.wait([self._look])
+        self._question = None
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         await super().aclose()
 
     async def get_master_address(self) -> Told:
-        """Ask the sentinels. The address counts once `take` gets it."""
-        changes = self._changes
-        return Told(await self.sentinel_manager.discover_master(self.service_name), changes)
+        """Ask the sentinels, or share the question of another one. The address counts once `take` gets it."""
+        question = self._question
+        now_s = asyncio.get_running_loop().time()
+        if question is None or question.changes != self._changes or now_s >= question.until_s:
+            question = self._question = _Question(self._changes)
+            question.task = asyncio.create_task(question.run(self._asked), name="redis-sentinel-question")
+            self._keep(question.task)
+        told = await asyncio.shield(question.task)
+        if isinstance(told, RedisError):
+            raise type(told)(*told.args)
+        return told
 
-    def doubt(self) -> None:
+    async def _asked(self, changes: int) -> Told:
+        sentinel, address = await self.sentinel_manager.first()
+        return await self._settled(sentinel, address, changes)
+
+    async def _settled(self, sentinel: Address, address: Address, changes: int) -> Told:
+        """Return what `sentinel` told. If that is a former master, ask the others, too."""
+        if address == self.master_address or address not in self._left_s:
+            return Told(address, sentinel, changes)
+        named: dict[Address, Address] = {sentinel: address, **await self.sentinel_manager.all()}
+        self._log_disagreement(named)
+        now_s = asyncio.get_running_loop().time()
+        left_ago_s = {each: now_s - left_s for each, left_s in self._left_s.items()}
+        master = master_among(named, self.master_address, left_ago_s)
+        if master is None:
+            raise RedisConnectionError(f"the sentinels disagree: {_shown_names(named)}")
+        sentinel = next(each for each, other in named.items() if other == master)
+        self.sentinel_manager.prefer(sentinel)
+        return Told(master, sentinel, changes)
+
+    def _log_disagreement(self, named: Mapping[Address, Address]) -> None:
+        is_disagreement = len(set(named.values())) > 1
+        if is_disagreement and not self._is_disagreement_logged:
+            log.warning('the sentinels of "%s" disagree: %s', self.service_name, _shown_names(named))
+        self._is_disagreement_logged = is_disagreement
+
+    def doubt(self, told: Told) -> None:
         """See Sentinels."""
-        self.sentinel_manager.doubt()
+        self.sentinel_manager.doubt(told.sentinel)
 
     async def take(self, told: Told) -> None:
         """Take note that a master is at the address. Connections to another one are closed, also those in use.
@@ -198,11 +331,19 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
             raise RedisConnectionError(f"the master changed while {shown(address)} was connected")
         before, self.master_address = self.master_address, address
         self._changes += 1
+        self._note_left(before, address)
         self._on_master(address, before)
         connections: tuple[Any, ...] = (*self._available_connections, *self._in_use_connections)
         for each in connections:
             if each.is_connected and self._is_stale(each):
                 await each.disconnect(nowait=True)
+
+    def _note_left(self, before: Address | None, address: Address) -> None:
+        self._left_s.pop(address, None)
+        if before is not None:
+            self._left_s[before] = asyncio.get_running_loop().time()
+        while len(self._left_s) > LEFT_MAX:
+            del self._left_s[next(iter(self._left_s))]
 
     def _is_stale(self, connection: Any) -> bool:
         return (connection.host, connection.port) != self.master_address
@@ -213,7 +354,7 @@ class _MasterConnection(SentinelManagedConnection):
         try:
             await super().connect_to(told.address)  # type: ignore[no-untyped-call]
         except RedisError:
-            self.connection_pool.doubt()
+            self.connection_pool.doubt(told)
             raise
         try:
             await self.connection_pool.take(told)
@@ -291,3 +432,7 @@ def shown(address: Address) -> str:
     """Return "host:port" of `address`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _shown_names(named: Mapping[Address, Address]) -> str:
+    return ", ".join(f"{shown(sentinel)} names {shown(master)}" for sentinel, master in named.items())

@@ -9,7 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
+from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink, RedisUnavailable
+from kvmesh.redis_sentinel import master_among
+from kvmesh.redis_sentinel_url import Address
 from tests.patience import patience
 
 ROLE = b"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$4\r\nrole\r\n$6\r\nmaster\r\n"
@@ -115,3 +118,93 @@ async def test_a_slow_connection_to_the_former_master_does_not_lead_back(
         assert played.count("SET", played.one) == written
         assert played.link.break_total == 1
         dedicated.close()
+
+
+async def test_a_sentinel_that_lags_does_not_lead_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first sentinel still names the former master, which still is a master. Once both name it, it is taken again."""
+    async with scene(2, monkeypatch) as played:
+        monkeypatch.setattr("kvmesh.redis_sentinel.REUSE_S", 0.0)
+        lagging, informed = played.sentinels
+        await played.write_until(played.one)
+        informed.master = played.two
+        await played.write_until(played.two)
+        written, questions = played.count("SET", played.one), played.count("SENTINEL", lagging)
+        while played.count("SENTINEL", lagging) < questions + 5:
+            dedicated = played.link.dedicated()
+            await dedicated.execute("SET", "lease", "new")
+            dedicated.close()
+        assert played.count("SET", played.one) == written
+        assert played.link.break_total == 1
+        warnings = [each.getMessage() for each in caplog.records if "disagree" in each.getMessage()]
+        assert len(warnings) == 1
+        assert f"127.0.0.1:{lagging.port} names 127.0.0.1:{played.one.port}" in warnings[0]
+        informed.master = played.one
+        await played.write_until(played.one)
+        assert played.link.break_total == 2
+
+
+A, B, C = (("a", 1), ("b", 1), ("c", 1))
+S1, S2, S3 = (("s1", 1), ("s2", 1), ("s3", 1))
+
+
+@pytest.mark.parametrize(
+    ("named", "current", "left_ago_s", "master"),
+    [
+        ({S1: A, S2: A}, B, {A: 0.0}, A),
+        ({S1: A}, B, {A: 0.0}, A),
+        ({S1: A, S2: A, S3: B}, B, {A: 29.0}, B),
+        ({S1: A, S2: A, S3: B}, B, {A: 31.0}, A),
+        ({S1: A, S2: B}, B, {A: 31.0}, B),
+        ({S1: A, S2: C}, B, {A: 1.0}, C),
+        ({S1: A, S2: C}, B, {A: 1.0, C: 2.0}, None),
+    ],
+)
+def test_the_master_among_those_that_the_sentinels_name(
+    named: dict[Address, Address],
+    current: Address,
+    left_ago_s: dict[Address, float],
+    master: Address | None,
+) -> None:
+    """A master that was just left is taken again if all name it; later if most do."""
+    assert master_among(named, current, left_ago_s) == master
+
+
+async def test_failing_commands_share_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run at once, and those that follow: Redis is down, and each would ask a sentinel."""
+    async with scene(1, monkeypatch) as played:
+        monkeypatch.setattr("kvmesh.redis_sentinel.REUSE_S", 60.0)
+        (sentinel,) = played.sentinels
+        (played.one.port,) = free_ports("127.0.0.1", 1)
+        for _ in range(3):
+            failing = [played.link.execute("GET", "key") for _ in range(10)]
+            failing += [played.link.pipeline([("GET", "key")])]
+            for each in await asyncio.gather(*failing, return_exceptions=True):
+                assert isinstance(each, RedisUnavailable), each
+        assert sentinel.opened == 1
+
+
+async def test_a_question_that_is_given_up_goes_on_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command asked, and is cancelled. A closed link fails the rest, and cancels nobody."""
+    async with scene(1, monkeypatch) as played:
+        (sentinel,) = played.sentinels
+        sentinel.thawed.clear()
+        first, second = (asyncio.create_task(played.link.execute("GET", "key")) for _ in range(2))
+        async with patience(5):
+            while not played.count("SENTINEL", sentinel):
+                await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait([first])
+        sentinel.thawed.set()
+        assert await second == b"OK"
+        assert sentinel.opened == 1
+        sentinel.thawed.clear()
+        late = played.link.dedicated()
+        third = asyncio.create_task(late.execute("GET", "key"))
+        async with patience(5):
+            while sentinel.opened < 2:
+                await asyncio.sleep(0.01)
+        await played.link.close()
+        assert isinstance((await asyncio.gather(third, return_exceptions=True))[0], RedisUnavailable)
+        sentinel.thawed.set()

@@ -18,6 +18,7 @@ from kvmesh.config import ROOT
 from kvmesh.redis_binary import redis_binaries
 from kvmesh.redis_link import CONNECTIONS_MAX, RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
+from kvmesh.redis_sentinel import REUSE_S
 from kvmesh.redis_url import PASSWORD_REFUSED, without_password
 from tests.conftest import redis_kind
 from tests.integration.redis.sentinels import NEVER_MS, SENTINEL_RIGHTS, SERVICE, SentinelSet, Server
@@ -311,6 +312,7 @@ async def test_what_the_sentinels_name_must_be_a_master(calm: SentinelSet, tmp_p
                     ways = Ways(link)
                     with pytest.raises(RedisUnavailable):
                         await ways.all[way]()
+                    await asyncio.sleep(REUSE_S)
                     await ways.all[way]()  # asked another sentinel
         async with linked(calm.url_of(calm.sentinels, "other")) as link:
             with pytest.raises(RedisUnavailable, match=r'the sentinels know no master named "other"$'):
