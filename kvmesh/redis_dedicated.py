@@ -61,7 +61,7 @@ class DedicatedRedis:
             if replies is None or not replies.is_open:
                 replies = await self._open()
             answers = await replies.request(packed, self._template.socket_timeout)
-            if replies.is_demoted:
+            if replies.is_demoted and self._masters is not None:
                 self.close()
             return answers
         finally:

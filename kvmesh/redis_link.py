@@ -104,7 +104,8 @@ class RedisLink:
         self._connects = 0
         """How many times `is_connected` became True."""
         self._is_cluster = is_cluster(url)
-        if is_sentinel(url) and (fault := sentinel_fault(url)):
+        self._has_sentinels = is_sentinel(url)
+        if self._has_sentinels and (fault := sentinel_fault(url)):
             raise ConfigError(f"The URL of Redis, {self.shown}, {fault}")
         try:
             self._client = self._opened(url)
@@ -124,7 +125,7 @@ class RedisLink:
         bounds: dict[str, Any] = {"timeout_s": TIMEOUT_S, "connections_max": CONNECTIONS_MAX}
         if self._is_cluster:
             return cluster_client(url, **bounds)
-        if not is_sentinel(url):
+        if not self._has_sentinels:
             return _client(url)
         return sentinel_client(url, on_master=self._on_master, **bounds)
 
@@ -202,7 +203,8 @@ class RedisLink:
     async def _guarded(self, awaitable: Awaitable[Answer], command: str) -> Answer:
         task = asyncio.current_task()
         assert task is not None
-        cancels, connects = task.cancelling(), self._connects
+        cancels = task.cancelling()
+        connects = self._connects if self._has_sentinels else None
         unavailable: RedisUnavailable
         try:
             answer = await awaitable
@@ -266,9 +268,9 @@ class RedisLink:
     def _on_outage(
         self, reason: str, what: str = "is unavailable", connects: int | None = None
     ) -> RedisUnavailable:
-        """Count and log an outage. `connects`: the number of connects when the failed command began.
+        """Count and log an outage. `connects`: with sentinels, the number of connects when the failed command began.
 
-        A command that began before the last connect failed for an outage that is over, and counted.
+        With sentinels a command that began before the last connect failed for an outage that is over, and counted.
         """
         unavailable = RedisUnavailable(f"Redis at {self.shown} {what}: {reason}")
         if connects is not None and connects != self._connects:

@@ -62,9 +62,13 @@ async def test_a_fault_is_logged_once_and_again_when_it_changes(
     assert link.break_total == 1
 
 
-async def test_a_command_of_an_earlier_outage_is_no_new_one() -> None:
-    """A command that began before Redis was connected again fails later: the outage is counted already."""
-    link = RedisLink("redis://127.0.0.1:1")
+@pytest.mark.parametrize(("scheme", "is_new"), [("redis+sentinel", False), ("redis", True)])
+async def test_a_command_of_an_earlier_outage_is_no_new_one(scheme: str, is_new: bool) -> None:
+    """A command that began before the connection to the new master fails later: the outage is counted already.
+
+    Without sentinels it may be another outage: Redis restarts at once.
+    """
+    link = RedisLink(f"{scheme}://127.0.0.1:1/0")
     error = RedisConnectionError("Timeout reading from socket")
     ends = asyncio.Event()
 
@@ -81,7 +85,7 @@ async def test_a_command_of_an_earlier_outage_is_no_new_one() -> None:
     assert await link.guarded(answered()) == b"PONG"
     ends.set()
     assert "is unavailable" in await waiting
-    assert (link.break_total, link.is_connected) == (1, True)
+    assert (link.break_total, link.is_connected) == ((2, False) if is_new else (1, True))
     await told(link, fail(error))
     assert (link.break_total, link.is_connected) == (2, False)
     await link.close()
@@ -92,3 +96,23 @@ def test_a_wrong_option_is_refused(option: str) -> None:
     """An unknown option of the URL, and a wrong value: one error, not that of the client library."""
     with pytest.raises(ConfigError, match=r"cannot be used\. Allowed is"):
         RedisLink(f"rediss://127.0.0.1:1/0?{option}")
+
+
+async def test_a_refused_write_keeps_the_dedicated_connection() -> None:
+    """A Redis that is a replica refuses each write. Without sentinels there is no other one to connect to."""
+    opened = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while await reader.read(1000):
+            writer.write(b"-READONLY You can't write against a read only replica.\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        link = RedisLink(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        for _ in range(3):
+            with pytest.raises(RedisUnavailable, match="READONLY"):
+                await link.pipeline([("SET", "key", "value")])
+        await link.close()
+    assert opened == 1
