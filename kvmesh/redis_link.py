@@ -111,7 +111,7 @@ class RedisLink:
             self._client = self._opened(url)
             self._dedicated = None if self._is_cluster else DedicatedRedis(self._client)
             """For scripts and pipelines. None on a Cluster, where the library finds the node of each key."""
-        except (ValueError, TypeError, RedisError, RedisClusterException):
+        except (ValueError, TypeError, KeyError, AttributeError, RedisError, RedisClusterException):
             # The library's own sentence may quote a part of the password.
             raise ConfigError(
                 f"The URL of Redis, {self.shown}, cannot be used. Allowed is redis://[[user]:password@]host[:port][/db], "

@@ -27,6 +27,21 @@ _HOST: Final = re.compile(
 )
 _MASTER: Final = "master:6379"
 _LOGIN: Final = ("sentinel_username", "sentinel_password")
+_REFUSED: Final = frozenset(
+    (
+        *("check_connection", "connection_class", "connection_pool", "credential_provider", "driver_info"),
+        *(
+            "encoder_class",
+            "event_dispatcher",
+            "host",
+            "is_master",
+            "maint_notifications_config",
+            "parser_class",
+        ),
+        *("path", "port", "queue_class", "redis_connect_func", "retry", "retry_on_error", "ssl"),
+    )
+)
+"""Options that the client library would drop, or takes as objects alone."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -64,6 +79,8 @@ def sentinel_url(url: str) -> SentinelUrl:
     if "@" in path or "@" in login:
         raise ValueError("has a password whose special characters are not written as %XX")
     sentinels = tuple(_sentinel(each) for each in hosts.split(","))
+    if re.search("[;&=]", path):
+        raise ValueError("has ; & or = in its path, where only %3B, %26 or %3D is allowed")
     service, _, database = path.rstrip("/").partition("/")
     if not service:
         raise ValueError("names no SERVICE, which is the name of the master in the sentinels' configuration")
@@ -113,5 +130,8 @@ def _options(query: str) -> tuple[dict[str, str], dict[str, str]]:
         raise ValueError(f"has an unknown option for the sentinels; known are {' and '.join(_LOGIN)}")
     if "db" in found:
         raise ValueError("gives its database as an option, instead of after the SERVICE")
+    if refused := sorted(_REFUSED & found.keys()):
+        tls = "; TLS is the scheme rediss+sentinel://" if "ssl" in refused else ""
+        raise ValueError(f'has the option "{refused[0]}", which sentinels do not have{tls}')
     own = {name: value for name, value in found.items() if name in _LOGIN}
     return own, {name: value for name, value in found.items() if name not in _LOGIN}

@@ -27,6 +27,9 @@ _USER_AND_OPTION: Final = re.compile(rf"(?<=://)\S*{_NAME}[^&\s]*@[^&\s]*", re.I
 
 _QUERY: Final = re.compile(rf"({_NAME})[^&\s]*", re.IGNORECASE)
 
+_IN_PATH: Final = re.compile(r"([;/][^=&?;/\s]*(?:pass|user)[^=&?;/\s]*=)[^&\s]*", re.IGNORECASE)
+"""Such an option where ; or / stands in the place of the question mark."""
+
 
 MASK: Final = "***"
 """Replaces user and password in a displayed URL."""
@@ -38,7 +41,7 @@ PASSWORD_REFUSED: Final = "asks for a password, or refuses the one of this URL"
 def without_password(url: str) -> str:
     """Return `url` without users and passwords. A malformed URL may lose more."""
     shown = _USER.sub(f"{MASK}@", _USER_AND_OPTION.sub(MASK, url))
-    return _QUERY.sub(rf"\1{MASK}", shown)
+    return _IN_PATH.sub(rf"\1{MASK}", _QUERY.sub(rf"\1{MASK}", shown))
 
 
 def without_user(url: str) -> str:

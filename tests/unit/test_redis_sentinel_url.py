@@ -95,6 +95,10 @@ def test_a_link_takes_any_host_of_a_sentinel(host: str) -> None:
         ("a/service?sentinel_password=horse&sentinel_password=horse", "gives an option twice"),
         ("a/service?sentinel_password=h@rse", "only %40"),
         ("a/service#part", "only %40 or %23"),
+        ("a/service?ssl=true", 'has the option "ssl", .*TLS is the scheme rediss'),
+        ("a/service;sentinel_password=horse", "has ; & or = in its path"),
+        ("a/service/sentinel_password=horse", "has ; & or = in its path"),
+        ("a/service&sentinel_password=horse", "has ; & or = in its path"),
         ("a/horse@b/service", "special characters are not written as %XX"),
     ],
 )
@@ -123,6 +127,17 @@ def test_a_wrong_option_of_redis_is_refused(option: str) -> None:
     """The options are those of rediss://, so a wrong one is refused as it is there."""
     with pytest.raises(ConfigError, match=r"cannot be used\. Allowed is"):
         RedisLink(f"rediss+sentinel://mesh:horse@a/service?{option}")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["is_master=0", "check_connection=1", "connection_class=x", "retry=1", "maint_notifications_config=x"],
+)
+def test_an_option_that_would_be_dropped_is_refused(option: str) -> None:
+    """The sentence names it. A dropped one looks as if it held."""
+    with pytest.raises(ConfigError, match=f'has the option "{option.partition("=")[0]}"') as refused:
+        RedisLink(f"redis+sentinel://mesh:horse@a/service?{option}")
+    assert "horse" not in str(refused.value)
 
 
 def test_the_order_of_the_sentinels_makes_no_other_database() -> None:
