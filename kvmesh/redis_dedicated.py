@@ -102,7 +102,10 @@ class DedicatedRedis:
                     _, replies = await loop.create_unix_connection(_Replies, template.path)
                 else:
                     host, port = master or (template.host, template.port)
-                    _, replies = await loop.create_connection(_Replies, host, port, ssl=tls)
+                    try:
+                        _, replies = await loop.create_connection(_Replies, host, port, ssl=tls)
+                    except ValueError as error:  # such as a label of more than 63 characters
+                        raise RedisConnectionError(f"the host cannot be used: {error}") from None
                 handshake = _handshake(template.username, template.password, template.db)
                 if master is not None:
                     handshake.append(_packed(*MASTER_CHECK))

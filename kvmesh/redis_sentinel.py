@@ -158,6 +158,8 @@ class Sentinels:
                 answer = await connection.read_response()
         except TimeoutError:
             raise RedisConnectionError(f"no answer within {limit_s:g} s") from None
+        except ValueError as error:
+            raise RedisConnectionError(f"its host cannot be used: {error}") from None
         finally:
             await connection.disconnect(nowait=True)
         self._tls = getattr(connection, "ssl_context", None)
@@ -170,7 +172,8 @@ def _address_in(answer: Any) -> Address | None:
         return None
     try:
         host, port = (bytes.decode(each) for each in answer)
-        if host and 1 <= int(port) <= PORT_MAX:
+        host.encode("idna")  # UnicodeError: empty or long labels, which the connection would raise
+        if host and host.isprintable() and 1 <= int(port) <= PORT_MAX:
             return host, int(port)
     except (TypeError, ValueError):
         pass

@@ -51,6 +51,9 @@ async def told(port: int) -> list[str]:
         (b"*2\r\n$1\r\na\r\n$5\r\n65536\r\n", "the answer is no address"),
         (b"*2\r\n$0\r\n\r\n$1\r\n1\r\n", "the answer is no address"),
         (b"*2\r\n$1\r\n\xff\r\n$1\r\n1\r\n", "the answer is no address"),
+        (b"*2\r\n$4\r\na..b\r\n$1\r\n1\r\n", "the answer is no address"),
+        (b"*2\r\n$3\r\na\0b\r\n$1\r\n1\r\n", "the answer is no address"),
+        (b"*2\r\n$64\r\n%s\r\n$1\r\n1\r\n" % (64 * b"a"), "the answer is no address"),
         (b"*3\r\n:1\r\n:1\r\n:1\r\n", "the answer is no address"),
         (b"-ERR unknown command\r\n", "unknown command"),
         (b"-NOPERM no rights\r\n", "no rights"),
@@ -63,6 +66,17 @@ async def test_an_answer_of_a_sentinel_that_cannot_be_used(answer: bytes, words:
     async with answering(answer) as port:
         for sentence in await told(port):
             assert words in sentence and "is unavailable" in sentence
+
+
+@pytest.mark.parametrize("host", ["a..b", "a%00b", 64 * "a"])
+@pytest.mark.parametrize("url", ["redis+sentinel://{}/service", "redis://{}/0"])
+async def test_a_host_that_no_connection_takes(url: str, host: str) -> None:
+    """In the URL: an unavailable Redis, too."""
+    link = RedisLink(url.format(host))
+    for ask in (link.execute("PING"), link.scripts(Script("return 1"), [((), ())])):
+        with pytest.raises(RedisUnavailable, match="is unavailable"):
+            await ask
+    await link.close()
 
 
 @pytest.mark.parametrize(
