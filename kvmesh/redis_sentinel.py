@@ -57,6 +57,10 @@ OnMaster = Callable[[Address, Address | None], None]
 """Takes the address of the master and the one before; None: there was none."""
 
 
+class SentinelsRefuse(AuthenticationError):
+    """A sentinel refuses the password, and no other one names the master."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What the sentinels told."""
@@ -93,7 +97,7 @@ class Sentinels:
     async def first(self) -> tuple[Address, Address]:
         """Return the first sentinel that names the master, and the master. Raises redis.ConnectionError.
 
-        It is an AuthenticationError if one of the sentinels refuses the password and no other answers.
+        It is a SentinelsRefuse if one of the sentinels refuses the password and no other answers.
         """
         found = await self._first_of(tuple(self._order))
         self.prefer(found[0])
@@ -137,7 +141,7 @@ class Sentinels:
         if unknown == len(faults):
             raise RedisConnectionError(f'the sentinels know no master named "{self._service}"')
         told = f'no sentinel names the master "{self._service}" ({"; ".join(faults)})'
-        raise (AuthenticationError if is_refused else RedisConnectionError)(told)
+        raise (SentinelsRefuse if is_refused else RedisConnectionError)(told)
 
     async def _named(self, sentinel: Address) -> Address | None:
         with suppress(RedisError, OSError):

@@ -49,6 +49,13 @@ def without_user(url: str) -> str:
     return _USER.sub("", url)
 
 
+def without_masked(url: str) -> str:
+    """Return `url` without what MASK replaced: user and password before its host, and options."""
+    base, mark, query = without_user(url).partition("?")
+    kept = "&".join(each for each in query.split("&") if not each.endswith(f"={MASK}"))
+    return base + (mark + kept if kept else "")
+
+
 def displayed_address(address: str) -> str:
     """Return the address of a Redis for tables: without scheme, user and options."""
     return without_user(address).partition("://")[2].partition("?")[0] or address

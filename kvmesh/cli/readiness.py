@@ -14,7 +14,7 @@ import grpc
 from kvmesh import health_reason
 from kvmesh.cli.mesh_file import NoMesh, read_mesh
 from kvmesh.redis_sentinel_url import is_sentinel
-from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_user
+from kvmesh.redis_url import MASK, PASSWORD_REFUSED, without_masked
 from kvmesh.server import channel
 
 POLL_S: Final = 0.05
@@ -131,7 +131,8 @@ async def health_of(address: str, open_channel: Callable[[str], grpc.aio.Channel
 async def redis_fault(url: str) -> str:
     """Send PING to the operator's Redis at `url`; return why it did not answer, or an empty text.
 
-    A `url` with a masked password proves less: a Redis that refuses for lack of a password counts as answering.
+    A `url` with a masked password proves less: a Redis that refuses for lack of a password counts as answering. With
+    sentinels that do so, it is not known whether a Redis answers.
     """
     is_masked = MASK in url
     import redis.asyncio
@@ -139,11 +140,11 @@ async def redis_fault(url: str) -> str:
     from redis.backoff import NoBackoff
 
     from kvmesh.redis_link import TIMEOUT_S
-    from kvmesh.redis_sentinel import sentinel_client
+    from kvmesh.redis_sentinel import SentinelsRefuse, sentinel_client
 
     try:
         async with asyncio.timeout(CALL_S):
-            asked = without_user(url) if is_masked else url
+            asked = without_masked(url) if is_masked else url
             client = (
                 sentinel_client(asked, timeout_s=TIMEOUT_S, connections_max=1)
                 if is_sentinel(asked)
@@ -155,10 +156,12 @@ async def redis_fault(url: str) -> str:
                 await client.aclose()
     except TimeoutError:
         return f"no answer within {CALL_S:g} s"
+    except SentinelsRefuse:
+        return "not known: the URL is masked" if is_masked else f"it {PASSWORD_REFUSED}"
     except redis.AuthenticationError:
         return "" if is_masked else f"it {PASSWORD_REFUSED}"
     except (redis.RedisError, OSError) as error:
         return str(error).rstrip(".") or type(error).__name__
-    except (ValueError, TypeError):  # their text may quote a part of the password
+    except (ValueError, TypeError, KeyError, AttributeError):  # their text may quote a part of the password
         return "the URL cannot be parsed; write special characters of a password as %XX"
     return ""

@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kvmesh.cli.readiness import redis_fault
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
+from kvmesh.redis_url import PASSWORD_REFUSED
 
 
 @asynccontextmanager
-async def answering(answer: bytes) -> AsyncIterator[int]:
-    """Yield the port of a server that sends `answer` for whatever it reads."""
+async def answering(answer: bytes, asked: list[bytes] | None = None) -> AsyncIterator[int]:
+    """Yield the port of a server that sends `answer` for whatever it reads, which is added to `asked`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1000):
+        while read := await reader.read(1000):
+            if asked is not None:
+                asked.append(read)
             writer.write(answer)
         writer.close()
 
@@ -98,3 +102,32 @@ async def test_what_a_sentinel_names_is_no_master(answer: bytes, words: str) -> 
         async with answering(told_address) as port:
             for sentence in await told(port):
                 assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("login", "option", "fault"),
+    [
+        ("", "?sentinel_password=***", "not known: the URL is masked"),
+        (
+            "***@",
+            "?sentinel_username=***&sentinel_password=***&socket_timeout=1",
+            "not known: the URL is masked",
+        ),
+        ("***@", "", "not known: the URL is masked"),
+        ("", "?sentinel_password=wrong", f"it {PASSWORD_REFUSED}"),
+    ],
+)
+async def test_a_sentinel_that_refuses_proves_no_redis(login: str, option: str, fault: str) -> None:
+    """mesh.json has masked passwords, and `kvmesh status` may have no other URL. Nothing is asked with a mask."""
+    asked: list[bytes] = []
+    async with answering(b"-NOAUTH Authentication required.\r\n", asked) as port:
+        assert await redis_fault(f"redis+sentinel://{login}127.0.0.1:{port}/service{option}") == fault
+    assert asked and b"***" not in b"".join(asked)
+
+
+async def test_a_masked_url_of_sentinels_without_a_password_is_asked() -> None:
+    """The Redis refuses, so it answers."""
+    async with answering(b"-NOAUTH Authentication required.\r\n") as named:
+        told_address = f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(named))}\r\n{named}\r\n".encode()
+        async with answering(told_address) as port:
+            assert await redis_fault(f"redis+sentinel://***@127.0.0.1:{port}/service") == ""
