@@ -162,8 +162,8 @@ class Sentinels:
                 answer = await connection.read_response()
         except TimeoutError:
             raise RedisConnectionError(f"no answer within {limit_s:g} s") from None
-        except ValueError as error:
-            raise RedisConnectionError(f"its host cannot be used: {error}") from None
+        except RuntimeError as error:  # as in MasterPool
+            raise RedisConnectionError(str(error)) from None
         finally:
             await connection.disconnect(nowait=True)
         self._tls = getattr(connection, "ssl_context", None)

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvmesh.config import ConfigError
 from kvmesh.redis_link import RedisLink, RedisUnavailable
+from tests.unit.answering_server import answering_server
 
 REFUSES = "asks for a password, or refuses the one of this URL"
 
@@ -107,10 +108,9 @@ async def test_a_refused_write_keeps_the_dedicated_connection() -> None:
         opened += 1
         while await reader.read(1000):
             writer.write(b"-READONLY You can't write against a read only replica.\r\n")
-        writer.close()
 
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        link = RedisLink(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+    async with answering_server(refuse) as port:
+        link = RedisLink(f"redis://127.0.0.1:{port}/0")
         for _ in range(3):
             with pytest.raises(RedisUnavailable, match="READONLY"):
                 await link.pipeline([("SET", "key", "value")])

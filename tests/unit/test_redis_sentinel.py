@@ -12,6 +12,7 @@ from kvmesh.cli.readiness import redis_fault
 from kvmesh.redis_link import RedisLink, RedisUnavailable
 from kvmesh.redis_script import Script
 from kvmesh.redis_url import PASSWORD_REFUSED
+from tests.unit.answering_server import answering_server
 
 
 @asynccontextmanager
@@ -23,11 +24,9 @@ async def answering(answer: bytes, asked: list[bytes] | None = None) -> AsyncIte
             if asked is not None:
                 asked.append(read)
             writer.write(answer)
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with answering_server(serve) as port:
+        yield port
 
 
 async def told(port: int) -> list[str]:

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
+from redis.asyncio.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvmesh.ports import free_ports
 from kvmesh.redis_link import RedisLink, RedisUnavailable
-from kvmesh.redis_sentinel import master_among
-from kvmesh.redis_sentinel_url import Address
+from kvmesh.redis_sentinel import Sentinels, master_among
+from kvmesh.redis_sentinel_url import Address, sentinel_url
 from tests.patience import patience
+from tests.unit.answering_server import answering_server
 
 ROLE = b"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$4\r\nrole\r\n$6\r\nmaster\r\n"
 
@@ -34,16 +37,14 @@ class Scripted:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection."""
         self.opened += 1
-        with suppress(OSError, asyncio.IncompleteReadError, ValueError):
-            while True:
-                words = []
-                for _ in range(int((await reader.readline())[1:])):
-                    size = int((await reader.readline())[1:])
-                    words.append((await reader.readexactly(size + 2))[:-2])
-                self._asked[f"{words[0].decode()} {self.port}"] += 1
-                await self.thawed.wait()
-                writer.write(self._answer(words[0]))
-        writer.close()
+        while count := (await reader.readline())[1:]:
+            words = []
+            for _ in range(int(count)):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            self._asked[f"{words[0].decode()} {self.port}"] += 1
+            await self.thawed.wait()
+            writer.write(self._answer(words[0]))
 
     def _answer(self, command: bytes) -> bytes:
         if command == b"SENTINEL":
@@ -85,10 +86,7 @@ async def scene(sentinels: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async with AsyncExitStack() as stack:
         servers = [Scripted(asked) for _ in range(2 + sentinels)]
         for each in servers:
-            server = await asyncio.start_server(each.serve, "127.0.0.1", 0)
-            stack.push_async_callback(server.wait_closed)
-            stack.callback(server.close)
-            each.port = server.sockets[0].getsockname()[1]
+            each.port = await stack.enter_async_context(answering_server(each.serve))
         played = Scene(servers, asked)
         stack.push_async_callback(played.link.close)
         yield played
@@ -208,3 +206,19 @@ async def test_a_question_that_is_given_up_goes_on_for_the_others(monkeypatch: p
         await played.link.close()
         assert isinstance((await asyncio.gather(third, return_exceptions=True))[0], RedisUnavailable)
         sentinel.thawed.set()
+
+
+class Closing(Connection):
+    """A connection that the peer has just closed, as uvloop reports it."""
+
+    async def connect(self) -> None:
+        """Fail."""
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+
+async def test_a_sentinel_that_closes_at_once_is_one_that_does_not_answer() -> None:
+    """By both questions."""
+    sentinels = Sentinels(sentinel_url("redis+sentinel://a,b/service"), Closing, {}, 1.0)
+    assert await sentinels.all() == {}
+    with pytest.raises(RedisConnectionError, match=r"no sentinel names .*a:26379: .*; b:26379: "):
+        await sentinels.first()
