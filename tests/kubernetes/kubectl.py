@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,12 +21,22 @@ class TooManyRequests(KubectlError):
     """The API refused an eviction: the disruption budget does not allow it now."""
 
 
+class AlreadyExists(KubectlError):
+    """The API refused to create an object: there is one of its name."""
+
+
+_REASONS: Final = {"TooManyRequests": TooManyRequests, "AlreadyExists": AlreadyExists}
+
+
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """The program with the options that choose a cluster, and a namespace."""
+    """The program, a cluster and a namespace."""
 
     program: str
-    options: Sequence[str]
+    kubeconfig: str
+    """File of kubectl; empty: the one that kubectl finds."""
+    context: str
+    """Context of that file; empty: the current one at each call."""
     namespace: str
 
     async def run(self, *words: str, text: str = "", timeout_s: float = TIMEOUT_S) -> str:
@@ -46,7 +56,7 @@ class Kubectl:
             await _ended(process)
         if process.returncode:
             told = " ".join(err.decode(errors="replace").split())
-            kind = TooManyRequests if "TooManyRequests" in told else KubectlError
+            kind = next((_REASONS[reason] for reason in _REASONS if reason in told), KubectlError)
             raise kind(f"kubectl {' '.join(words)}: {told.rstrip('.?')}.")
         return out.decode()
 
@@ -74,7 +84,16 @@ class Kubectl:
             await _ended(process)
 
     def _command(self, *words: str) -> list[str]:
-        return [self.program, *self.options, "--namespace", self.namespace, *words]
+        chosen = (("--kubeconfig", self.kubeconfig), ("--context", self.context))
+        options = [word for option, value in chosen if value for word in (option, value)]
+        return [self.program, *options, "--namespace", self.namespace, *words]
+
+
+async def in_context(program: str, kubeconfig: str, context: str, namespace: str) -> Kubectl:
+    """Return calls that stay with `context`, or with the one that is current now. Raises KubectlError without one."""
+    if not context:
+        context = (await Kubectl(program, kubeconfig, "", namespace).run("config", "current-context")).strip()
+    return Kubectl(program, kubeconfig, context, namespace)
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

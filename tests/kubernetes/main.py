@@ -19,7 +19,7 @@ from bench import options, pages
 from bench.progress import Progress
 from tests.chaos import machine
 from tests.kubernetes import page
-from tests.kubernetes.kubectl import Kubectl, KubectlError
+from tests.kubernetes.kubectl import Kubectl, KubectlError, in_context
 from tests.kubernetes.overlay import IMAGES
 from tests.kubernetes.record import Record, Trial
 from tests.kubernetes.stage import Refused, cluster
@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False, help="Tries deploy/kubernetes on a clust
 @app.command()
 def run(
     kubeconfig: Annotated[str, typer.Option(help="File of kubectl; empty: as kubectl finds it.")] = "",
-    context: Annotated[str, typer.Option(help="Context of that file; empty: the current one.")] = "",
+    context: Annotated[str, typer.Option(help="Context of that file; empty: the one that is current at the start.")] = "",
     namespace: Annotated[
         str, typer.Option(help="Namespace that is made and deleted; it must not exist yet.")
     ] = "kvmesh-trial",
@@ -60,7 +60,8 @@ def run(
     logging.basicConfig(level=logging.ERROR)
     began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
     try:
-        client = Kubectl(programs.fetch(), _choice(kubeconfig, context), namespace)
+        client = asyncio.run(in_context(programs.fetch(), kubeconfig, context, namespace))
+        typer.echo(f"Context {client.context}, namespace {namespace}.", err=True)
         about = asyncio.run(cluster(client))
         trials = _trials(client, image_tag, registry, runs)
     except (programs.NoKubectl, Refused, KubectlError) as error:
@@ -85,12 +86,6 @@ def run(
     if write is not None:
         pages.write(write, pages.with_notes(page.page(record), pages.old(write)), text)
     raise typer.Exit(1 if record.violations else 0)
-
-
-def _choice(kubeconfig: str, context: str) -> list[str]:
-    """Return the options of kubectl that choose a cluster."""
-    chosen = (("--kubeconfig", kubeconfig), ("--context", context))
-    return [word for option, value in chosen if value for word in (option, value)]
 
 
 def _trials(client: Kubectl, tag: str, registry: str, runs: int) -> list[Trial]:
