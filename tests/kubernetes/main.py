@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import signal
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
@@ -26,6 +28,8 @@ from tests.kubernetes.stage import Refused, cluster
 from tests.kubernetes.trial import perform
 from tools.manifests import kubectl as programs
 
+T = TypeVar("T")
+
 RUNS_MAX: Final = 20
 
 app = typer.Typer(add_completion=False, help="Tries deploy/kubernetes on a cluster.")
@@ -34,7 +38,9 @@ app = typer.Typer(add_completion=False, help="Tries deploy/kubernetes on a clust
 @app.command()
 def run(
     kubeconfig: Annotated[str, typer.Option(help="File of kubectl; empty: as kubectl finds it.")] = "",
-    context: Annotated[str, typer.Option(help="Context of that file; empty: the one that is current at the start.")] = "",
+    context: Annotated[
+        str, typer.Option(help="Context of that file; empty: the one that is current at the start.")
+    ] = "",
     namespace: Annotated[
         str, typer.Option(help="Namespace that is made and deleted; it must not exist yet.")
     ] = "kvmesh-trial",
@@ -55,7 +61,7 @@ def run(
     deleted. The pods' addresses must be reachable from here. A trial takes some 10 minutes.
 
     Status 1 if a stream was lost, a container was killed, a pod ended too late, or a disruption budget did not hold.
-    Status 2 without kubectl, a cluster, its images, or a route to its pods.
+    Status 2 without kubectl, a cluster, its images, or a route to its pods. SIGINT and SIGTERM delete the namespace, too.
     """
     logging.basicConfig(level=logging.ERROR)
     began, began_s = dt.datetime.now(dt.UTC), time.monotonic()
@@ -67,6 +73,9 @@ def run(
     except (programs.NoKubectl, Refused, KubectlError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
+    except asyncio.CancelledError as error:
+        typer.echo("Ended by SIGTERM.", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from error
     place = f"{registry.rstrip('/')}/" if registry else ""
     record = Record(
         command=options.command_line("tests.kubernetes"),
@@ -89,18 +98,30 @@ def run(
 
 
 def _trials(client: Kubectl, tag: str, registry: str, runs: int) -> list[Trial]:
-    """Make all trials. Raises Refused or KubectlError."""
+    """Make all trials. Raises Refused, KubectlError, or CancelledError after a SIGTERM."""
     console, made = Console(stderr=True), []
     for number in range(runs):
         with (
             Progress(console, f"trial {number + 1} of {runs}") as progress,
             tempfile.TemporaryDirectory() as folder,
         ):
-            trial = asyncio.run(perform(client, Path(folder).resolve(), tag, registry, progress.say))
+            work = perform(client, Path(folder).resolve(), tag, registry, progress.say)
+            trial = asyncio.run(cancelled_by_sigterm(work))
             for violation in trial.violations:
                 progress.end(violation)
             made.append(trial)
     return made
+
+
+async def cancelled_by_sigterm(work: Awaitable[T]) -> T:
+    """Return the result of `work`; SIGTERM cancels it, as SIGINT does under asyncio.run."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await work
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 
 from kvmesh.roles import ROLES
 from tests.kubernetes import overlay
-from tests.kubernetes.kubectl import Kubectl, KubectlError, TooManyRequests
+from tests.kubernetes.kubectl import AlreadyExists, Kubectl, KubectlError, TooManyRequests
 from tests.kubernetes.pods import Pods
 from tests.patience import Patience, wait_for
 from tools.manifests import rendered
@@ -27,6 +28,9 @@ WORKLOADS: Final[Mapping[str, str]] = {
 """Kind and name of the workload of each role that is replaced."""
 
 REPLICAS: Final[Mapping[str, int]] = {**dict.fromkeys(WORKLOADS, 2), "redis": 1}
+LABEL: Final = "kvmesh-trial"
+"""Label of the namespace of a trial."""
+
 PORT: Final = ROLES["frontend"].port
 READY_S: Final = 180.0
 DIAL_S: Final = 5.0
@@ -42,8 +46,9 @@ class Refused(Exception):
 class Stage:
     """The pods of the mesh, and what can be done to them."""
 
-    def __init__(self, kubectl: Kubectl, pods: Pods, watch: asyncio.Task[None]) -> None:
+    def __init__(self, kubectl: Kubectl, namespace: Namespace, pods: Pods, watch: asyncio.Task[None]) -> None:
         self.kubectl = kubectl
+        self._namespace = namespace
         self.pods = pods
         self._watch = watch
 
@@ -114,7 +119,7 @@ class Stage:
 
     async def delete(self) -> list[str]:
         """Delete the namespace, and wait for its end. Return the faults."""
-        await deleted(self.kubectl)
+        await self._namespace.delete()
         bound = Patience(DIAL_S)
         while self.pods.present and not bound.is_over:
             await asyncio.sleep(POLL_S)
@@ -156,41 +161,71 @@ class Stage:
         return ", ".join(found) or f"{len(self.pods.present)} pods of {sum(REPLICAS.values())}"
 
 
+class Namespace:
+    """The namespace of one trial, which a label with the number of the trial tells from others of its name."""
+
+    def __init__(self, kubectl: Kubectl, number: str) -> None:
+        """`number`: of this trial alone."""
+        self._kubectl = kubectl
+        self._labels = {LABEL: number}
+
+    @asynccontextmanager
+    async def made(self, say: Callable[[str], None]) -> AsyncIterator[None]:
+        """Make the namespace, and delete it after the block. Raises Refused if there is one of its name, or KubectlError."""
+        try:
+            await self._make()
+            yield
+        finally:
+            say("delete the namespace")
+            await _uninterrupted(self.delete())
+
+    async def delete(self) -> None:
+        """Delete the namespace if it is still that of this trial, and wait for its end. Idempotent. Raises KubectlError."""
+        chosen = ",".join(f"{label}={value}" for label, value in self._labels.items())
+        await self._kubectl.run(
+            *("delete", "namespace", "--selector", chosen, f"--timeout={NAMESPACE_S:.0f}s"),
+            timeout_s=NAMESPACE_S + DIAL_S,
+        )
+
+    async def _make(self) -> None:
+        """Make the namespace with its label in one call, which the API refuses if another was faster.
+
+        `kubectl apply` keeps the label, as it never applied one.
+        """
+        name = self._kubectl.namespace
+        meta = {"name": name, "labels": self._labels}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+        try:
+            await self._kubectl.run("create", "--filename", "-", text=json.dumps(body))
+        except AlreadyExists as error:
+            raise Refused(
+                f"The namespace {name} exists: choose one that does not, or delete it; the trial deletes its own."
+            ) from error
+
+
 @asynccontextmanager
 async def staged(
     kubectl: Kubectl, folder: Path, tag: str, registry: str, say: Callable[[str], None]
 ) -> AsyncIterator[Stage]:
-    """Apply the overlay inside the block; at its end the namespace is deleted. Raises Refused or KubectlError.
+    """Apply the overlay in a namespace of its own, which is deleted after the block. Raises Refused or KubectlError.
 
     `folder`: an empty folder for the overlay.
     """
-    if await kubectl.run("get", "namespace", kubectl.namespace, "--ignore-not-found", "--output", "name"):
-        raise Refused(
-            f"The namespace {kubectl.namespace} exists: choose one that does not, or delete it; the trial deletes its own."
-        )
     laptop = os.path.relpath(rendered.FOLDER / "overlays" / "laptop", folder)
     written = overlay.kustomization(laptop, kubectl.namespace, tag, registry)
     (folder / "kustomization.yaml").write_text(written, "utf-8")
     (folder / "kvmesh.toml").write_text(overlay.config_text(), "utf-8")
+    namespace = Namespace(kubectl, secrets.token_hex(8))
     pods = Pods()
-    watch = asyncio.create_task(_watched(kubectl, pods))
-    try:
-        say("apply")
-        await kubectl.run("apply", "--kustomize", str(folder))
-        yield Stage(kubectl, pods, watch)
-    finally:
-        say("delete the namespace")
-        await _uninterrupted(deleted(kubectl))
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-
-
-async def deleted(kubectl: Kubectl) -> None:
-    """Delete the namespace, and wait for its end. Idempotent. Raises KubectlError."""
-    await kubectl.run(
-        *("delete", "namespace", kubectl.namespace, "--ignore-not-found", f"--timeout={NAMESPACE_S:.0f}s"),
-        timeout_s=NAMESPACE_S + DIAL_S,
-    )
+    async with namespace.made(say):
+        watch = asyncio.create_task(_watched(kubectl, pods))
+        try:
+            say("apply")
+            await kubectl.run("apply", "--kustomize", str(folder))
+            yield Stage(kubectl, namespace, pods, watch)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
 
 async def cluster(kubectl: Kubectl) -> str:

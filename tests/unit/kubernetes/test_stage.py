@@ -1,0 +1,77 @@
+"""tests/kubernetes/stage.py: the namespace of a trial, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.main import cancelled_by_sigterm
+from tests.kubernetes.stage import Namespace, Refused
+
+PROGRAM = """#!/bin/sh
+# The namespaces of a cluster: a file for each, which holds its label.
+cd {folder}
+case "$*" in
+*create*)
+    read -r body
+    label=${{body##*kvmesh-trial\\": \\"}}
+    set -C
+    echo "${{label%%\\"*}}" 2>/dev/null >name || {{ echo "Error from server (AlreadyExists): no" >&2; exit 1; }} ;;
+*delete*--selector*)
+    selector=${{*#*kvmesh-trial=}}
+    test "$(cat name)" != "${{selector%% *}}" || rm name ;;
+esac
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Kubectl:
+    """A cluster with one name, whose namespace is the file `name` in tmp_path."""
+    path = tmp_path / "kubectl"
+    path.write_text(PROGRAM.format(folder=tmp_path), "utf-8")
+    path.chmod(0o755)
+    return Kubectl(str(path), "", "here", "trial")
+
+
+def said(_: str) -> None:
+    """Ignore the progress."""
+
+
+async def test_a_namespace_that_exists_is_refused_and_kept(cluster: Kubectl, tmp_path: Path) -> None:
+    """Two trials of one name: the second one ends, the first goes on."""
+    async with Namespace(cluster, "1").made(said):
+        with pytest.raises(Refused, match="The namespace trial exists"):
+            async with Namespace(cluster, "2").made(said):
+                pass
+        assert (tmp_path / "name").read_text("utf-8") == "1\n"
+    assert not (tmp_path / "name").exists()
+
+
+async def test_a_namespace_that_another_trial_made_meanwhile_is_kept(
+    cluster: Kubectl, tmp_path: Path
+) -> None:
+    """Somebody deleted the first one by hand, and began a trial."""
+    async with Namespace(cluster, "1").made(said):
+        (tmp_path / "name").write_text("2\n", "utf-8")
+    assert (tmp_path / "name").read_text("utf-8") == "2\n"
+
+
+def test_sigterm_deletes_the_namespace(cluster: Kubectl, tmp_path: Path) -> None:
+    """A job that its scheduler ends leaves nothing on the cluster."""
+    seen = []
+
+    async def trial() -> None:
+        async with Namespace(cluster, "1").made(said):
+            seen.append((tmp_path / "name").exists())
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled_by_sigterm(trial()))
+    assert seen == [True]
+    assert not (tmp_path / "name").exists()
