@@ -14,19 +14,22 @@ _PIECE_BYTES: Final = 1 << 16
 class _Forwarder:
     """Copies the bytes of each connection between the client and the pod that it was given."""
 
-    def __init__(self, ready: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, ready: Callable[[], Sequence[str]], group: asyncio.TaskGroup) -> None:
         self._ready = ready
+        self._group = group
         self._choice = random.Random()
         self.connections: set[asyncio.Task[None]] = set()
 
     def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._forward(reader, writer), name="connection of the Service")
+        task = self._group.create_task(self._forward(reader, writer), name="connection of the Service")
         self.connections.add(task)
         task.add_done_callback(self.connections.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            host, _, port = self._choice.choice(self._ready()).rpartition(":")
+            if not (ready := self._ready()):
+                return
+            host, _, port = self._choice.choice(ready).rpartition(":")
             pod_reader, pod_writer = await asyncio.open_connection(host, int(port))
             try:
                 await asyncio.gather(_copy(reader, pod_writer), _copy(pod_reader, writer))
@@ -48,14 +51,17 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def service_address(ready: Callable[[], Sequence[str]]) -> AsyncIterator[str]:
-    """Yield the address. `ready`: the addresses of the pods that get new connections."""
-    forwarder = _Forwarder(ready)
-    server = await asyncio.start_server(forwarder.on_connection, "127.0.0.1", 0)
-    async with server:
+    """Yield the address. `ready`: the addresses of the pods that get new connections; without one they are closed.
+
+    An error of a connection, other than those of sockets, ends the block and is raised in a group.
+    """
+    async with asyncio.TaskGroup() as group:
+        forwarder = _Forwarder(ready, group)
+        server = await asyncio.start_server(forwarder.on_connection, "127.0.0.1", 0)
         try:
             host, port = server.sockets[0].getsockname()
             yield f"{host}:{port}"
         finally:
+            server.close()
             for task in forwarder.connections:
                 task.cancel()
-            await asyncio.gather(*forwarder.connections, return_exceptions=True)
