@@ -22,6 +22,7 @@ from tests.patience import Patience
 
 POLL_S: Final = 0.1
 LONGER: Final = 3
+STREAMS_S: Final = 60.0
 
 
 @dataclass
@@ -74,11 +75,15 @@ class Load:
         done, self._tally = self._tally, Tally()
         return done
 
-    async def more(self, count: int, timeout_s: float = 60.0) -> None:
-        """Wait until `count` more streams are complete, or `timeout_s` seconds have passed."""
+    async def more(self, count: int, timeout_s: float = STREAMS_S) -> list[str]:
+        """Wait until `count` more streams are complete. Return the faults: fewer of them after `timeout_s` seconds."""
         goal, bound = self._completed + count, Patience(timeout_s)
-        while self._completed < goal and not bound.is_over:
+        while self._completed < goal:
+            if bound.is_over:
+                done = count - (goal - self._completed)
+                return [f"{done} streams completed within {timeout_s:.0f} s, {count} were expected"]
             await asyncio.sleep(POLL_S)
+        return []
 
     async def first_token(self) -> float:
         """Return the time of the first token of a stream; refusals before it are no loss."""

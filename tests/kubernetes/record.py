@@ -31,14 +31,17 @@ class Step(msgspec.Struct, kw_only=True):
     killed: list[str]
     """Containers that SIGKILL ended, or that restarted."""
     exits: list[str] = msgspec.field(default_factory=list)
-    """Other exit statuses than 0."""
+    """Other exit statuses than 0, of pods that were to end by themselves."""
     faults: list[str] = msgspec.field(default_factory=list)
 
     @property
     def violations(self) -> list[str]:
         """Everything that must not have happened, in words."""
         found = [f"{self.name}: lost {each}" for each in self.lost]
+        if not self.streams:
+            found.append(f"{self.name}: no stream completed")
         found += [f"{self.name}: {each} was killed" for each in self.killed]
+        found += [f"{self.name}: exit status of {each}" for each in self.exits]
         if self.end_s is not None and self.grace_s is not None and self.end_s > self.grace_s + KUBELET_S:
             found.append(
                 f"{self.name}: a pod took {self.end_s:.1f} s to end, at most {self.grace_s:g} s of grace are allowed"

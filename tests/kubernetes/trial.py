@@ -51,7 +51,7 @@ class Steps:
             seconds = loop.time() - began_s
         if not is_rollout:
             seconds = loop.time() - began_s
-        await self._load.more(CLIENTS)
+        faults += await self._load.more(CLIENTS)
         ended = [pod for pod in self._stage.pods.ended_since(began_s) if pod.role != lost_role]
         self._keep(name, self._load.cut(), seconds, ended, faults)
 
@@ -125,8 +125,11 @@ async def perform(
             await asyncio.gather(first, return_exceptions=True)
         steps = Steps(stage, load, say)
         async with load.running():
-            await load.more(CLIENTS)
-            await _all(stage, steps)
+            faults = await load.more(CLIENTS)
+            if not faults:
+                await _all(stage, steps)
+        if faults:
+            raise Refused(f"Streams stand still before the first step: {', '.join(faults)}.")
         await steps.end()
     return Trial(ready_s=ready_s, first_token_s=first_token_s, steps=steps.taken)
 

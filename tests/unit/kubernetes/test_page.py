@@ -46,6 +46,8 @@ def record(*steps: Step) -> Record:
     [
         ({"lost": ["stream 3 behind 7 tokens"]}, "lost stream 3 behind 7 tokens"),
         ({"killed": ["engine of decode-0"]}, "engine of decode-0 was killed"),
+        ({"streams": 0}, "no stream completed"),
+        ({"exits": ["engine of decode-0: 1"]}, "exit status of engine of decode-0: 1"),
         ({"end_s": 55.1}, "took 55.1 s to end, at most 50 s of grace"),
         ({"faults": ["the budget let decode-1 be evicted"]}, "let decode-1 be evicted"),
     ],
