@@ -14,7 +14,7 @@ from typing import Final
 from kvmesh.roles import ROLES
 from tests.kubernetes import overlay
 from tests.kubernetes.kubectl import AlreadyExists, Kubectl, KubectlError, TooManyRequests
-from tests.kubernetes.pods import Pods
+from tests.kubernetes.pods import Pod, Pods
 from tests.patience import Patience, wait_for
 from tools.manifests import rendered
 
@@ -46,7 +46,7 @@ class Refused(Exception):
 class Stage:
     """The pods of the mesh, and what can be done to them."""
 
-    def __init__(self, kubectl: Kubectl, namespace: Namespace, pods: Pods, watch: asyncio.Task[None]) -> None:
+    def __init__(self, kubectl: Kubectl, namespace: Namespace, pods: Pods, watch: asyncio.Future[None]) -> None:
         self.kubectl = kubectl
         self._namespace = namespace
         self.pods = pods
@@ -70,7 +70,7 @@ class Stage:
 
     async def reachable(self) -> None:
         """Dial a frontend at the address of its pod. Raises Refused."""
-        host = self.pods.ready("frontend")[0].address
+        host = (await self._ready("frontend"))[0].address
         try:
             _, writer = await wait_for(asyncio.open_connection(host, PORT), DIAL_S)
         except OSError as error:
@@ -91,24 +91,25 @@ class Stage:
         return []
 
     async def evict(self, role: str) -> list[str]:
-        """Evict a pod of `role`, and try the other one at once. Return the faults."""
-        first, second = sorted(pod.name for pod in self.pods.ready(role))
+        """Evict a pod of `role`, and try the other one at once. Return the faults. Raises Refused or KubectlError."""
         await self._until_disruptable(role)
+        first, second = (pod.name for pod in await self._ready(role))
         began_s = asyncio.get_running_loop().time()
         await self._evict(first)
         with suppress(TooManyRequests):
             await self._evict(second)
             return [f"the disruption budget let {second} be evicted beside {first}"]
-        await self._until_deleted(first, began_s)
-        return []
+        return await self._until_deleted(first, began_s)
 
     async def lose(self, role: str) -> list[str]:
-        """Delete a pod of `role` with a grace of 0, as a controller does for a lost node."""
-        name = min(pod.name for pod in self.pods.ready(role))
+        """Delete a pod of `role` with a grace of 0, as a controller does for a lost node. Return the faults.
+
+        Raises Refused or KubectlError.
+        """
+        name = (await self._ready(role))[0].name
         began_s = asyncio.get_running_loop().time()
         await self.kubectl.run("delete", "pod", name, "--grace-period=0", "--force")
-        await self._until_deleted(name, began_s)
-        return []
+        return await self._until_deleted(name, began_s)
 
     async def replicas(self) -> list[str]:
         """Run `kvmesh replicas` in a control process. Return the faults."""
@@ -135,11 +136,23 @@ class Stage:
             await asyncio.sleep(POLL_S)
         raise Refused(f"The disruption budget {role} allows no eviction although all pods are ready.")
 
-    async def _until_deleted(self, name: str, began_s: float) -> None:
-        """Wait until the watch has told that `name` was deleted after `began_s`."""
-        bound = Patience(DIAL_S)
-        while not any(pod.name == name for pod in self.pods.ended_since(began_s)) and not bound.is_over:
+    async def _ready(self, role: str) -> list[Pod]:
+        """Wait until all pods of `role` are ready, and return them by name. Raises Refused."""
+        bound = Patience(READY_S)
+        while len(found := self.pods.ready(role)) != REPLICAS[role]:
+            if bound.is_over:
+                raise Refused(f"Not all pods of {role} are ready after {READY_S:.0f} s: {self._unready()}.")
             await asyncio.sleep(POLL_S)
+        return sorted(found, key=lambda pod: pod.name)
+
+    async def _until_deleted(self, name: str, began_s: float) -> list[str]:
+        """Wait until the watch has told that `name` was deleted after `began_s`. Return the faults."""
+        bound = Patience(DIAL_S)
+        while not any(pod.name == name for pod in self.pods.ended_since(began_s)):
+            if bound.is_over:
+                return [f"{name} is not deleted after {DIAL_S:.0f} s"]
+            await asyncio.sleep(POLL_S)
+        return []
 
     async def _evict(self, name: str) -> None:
         namespace = self.kubectl.namespace
@@ -171,7 +184,7 @@ class Namespace:
 
     @asynccontextmanager
     async def made(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """Make the namespace, and delete it after the block. Raises Refused if there is one of its name, or KubectlError."""
+        """Make the namespace, and delete it after the block. Raises Refused if it exists, or KubectlError."""
         try:
             await self._make()
             yield

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kubernetes import stage
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.main import cancelled_by_sigterm
-from tests.kubernetes.stage import Namespace, Refused
+from tests.kubernetes.pods import Pods
+from tests.kubernetes.stage import Namespace, Refused, Stage
+from tests.unit.kubernetes.test_pods import event
 
 PROGRAM = """#!/bin/sh
 # The namespaces of a cluster: a file for each, which holds its label.
@@ -75,3 +78,30 @@ def test_sigterm_deletes_the_namespace(cluster: Kubectl, tmp_path: Path) -> None
         asyncio.run(cancelled_by_sigterm(trial()))
     assert seen == [True]
     assert not (tmp_path / "name").exists()
+
+
+async def test_a_pod_that_is_not_ready_is_awaited_and_named(
+    cluster: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may lose its readiness between two steps: the next one begins later, or has a violation."""
+    pods = Pods()
+    pods.take(event("ADDED", "redis-0", ready=False), 0.0)
+    monkeypatch.setattr(stage, "READY_S", 0.01)
+    with pytest.raises(Refused, match="redis are ready after 0 s: redis-0 is not ready"):
+        await staged(cluster, pods).lose("redis")
+
+
+async def test_a_pod_that_is_not_deleted_is_a_fault(
+    cluster: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API accepted the deletion, but the watch tells of none."""
+    pods = Pods()
+    pods.take(event("ADDED", "redis-0"), 0.0)
+    monkeypatch.setattr(stage, "DIAL_S", 0.01)
+    assert await staged(cluster, pods).lose("redis") == ["redis-0 is not deleted after 0 s"]
+
+
+def staged(kubectl: Kubectl, pods: Pods) -> Stage:
+    """Return a stage of `pods`, whose watch goes on."""
+    watch: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return Stage(kubectl, Namespace(kubectl, "1"), pods, watch)
