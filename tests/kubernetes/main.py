@@ -60,7 +60,8 @@ def run(
     enough). Then every role is restarted, all roles are restarted at once, pods are evicted and lost, and the namespace is
     deleted. The pods' addresses must be reachable from here. A trial takes some 10 minutes.
 
-    Status 1 if a stream was lost, a container was killed, a pod ended too late, or a disruption budget did not hold.
+    Status 1 if a stream was lost, no stream completed in a step, a container was killed or had another exit status than 0,
+    a pod ended too late, or a disruption budget did not hold.
     Status 2 without kubectl, a cluster, its images, or a route to its pods. SIGINT and SIGTERM delete the namespace, too.
     """
     logging.basicConfig(level=logging.ERROR)

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +46,9 @@ class Refused(Exception):
 class Stage:
     """The pods of the mesh, and what can be done to them."""
 
-    def __init__(self, kubectl: Kubectl, namespace: Namespace, pods: Pods, watch: asyncio.Future[None]) -> None:
+    def __init__(
+        self, kubectl: Kubectl, namespace: Namespace, pods: Pods, watch: asyncio.Future[None]
+    ) -> None:
         self.kubectl = kubectl
         self._namespace = namespace
         self.pods = pods
@@ -185,12 +187,14 @@ class Namespace:
     @asynccontextmanager
     async def made(self, say: Callable[[str], None]) -> AsyncIterator[None]:
         """Make the namespace, and delete it after the block. Raises Refused if it exists, or KubectlError."""
-        try:
-            await self._make()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._unmake, say)
+            try:
+                await self._make()
+            except Refused:
+                stack.pop_all()
+                raise
             yield
-        finally:
-            say("delete the namespace")
-            await _uninterrupted(self.delete())
 
     async def delete(self) -> None:
         """Delete the namespace if it is still that of this trial, and wait for its end. Idempotent. Raises KubectlError."""
@@ -200,8 +204,12 @@ class Namespace:
             timeout_s=NAMESPACE_S + DIAL_S,
         )
 
+    async def _unmake(self, say: Callable[[str], None]) -> None:
+        say("delete the namespace")
+        await _uninterrupted(self.delete())
+
     async def _make(self) -> None:
-        """Make the namespace with its label in one call, which the API refuses if another was faster.
+        """Make the namespace with its label in one call, which fails if there is one. Raises Refused or KubectlError.
 
         `kubectl apply` keeps the label, as it never applied one.
         """

@@ -47,10 +47,12 @@ def said(_: str) -> None:
 
 async def test_a_namespace_that_exists_is_refused_and_kept(cluster: Kubectl, tmp_path: Path) -> None:
     """Two trials of one name: the second one ends, the first goes on."""
+    lines: list[str] = []
     async with Namespace(cluster, "1").made(said):
         with pytest.raises(Refused, match="The namespace trial exists"):
-            async with Namespace(cluster, "2").made(said):
+            async with Namespace(cluster, "2").made(lines.append):
                 pass
+        assert lines == [], "no word of a deletion"
         assert (tmp_path / "name").read_text("utf-8") == "1\n"
     assert not (tmp_path / "name").exists()
 
