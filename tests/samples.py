@@ -22,6 +22,7 @@ NOT_RUN: Final = {
     "sudo": "needs root",
     "kubectl ": "needs a cluster; make test-kubernetes tries the manifests on one",
     "kind ": "needs a cluster",
+    "curl http://127.0.0.1:9100/": "needs a port-forward to a pod",
     "make manifests": "checks a file of the user; tests/unit/manifests checks those of the repository",
     "deploy/images/wheelhouse.sh": "fetches wheels over the network",
     ".venv/bin/kvmesh up": "stays until Ctrl-C; the mesh of all samples is started by this command",
