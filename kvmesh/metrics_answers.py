@@ -33,7 +33,7 @@ _ORIGIN: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the pages show, read at each request. Both are fast."""
+    """Contents of the pages, read at each request. Both are fast."""
 
     metrics: Callable[[], bytes]
     """Returns the metrics in the text format of Prometheus."""

@@ -63,7 +63,7 @@ class SentinelsRefuse(AuthenticationError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the sentinels told."""
+    """Answer of the sentinels."""
 
     address: Address
     """Address of the master."""

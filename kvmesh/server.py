@@ -51,11 +51,6 @@ DRAIN_S: Final = 30.0
 CLOSED_GRACE_S: Final = 24 * 3600.0
 """Time for streams to end after the listener was closed: streams are not cut. `run` ends them at a graceful shutdown."""
 
-RELISTEN_MAX: Final = 20
-"""Attempts to listen again at the same port."""
-
-RELISTEN_PAUSE_S: Final = 0.05
-
 STOP_GRACE_S: Final = 1.0
 """Time for streams to end after a drain, before their calls are cancelled."""
 
@@ -313,23 +308,14 @@ class MeshServer:
         self._reopened.set()
         await self._update_health()
 
-    async def send_clients_on(self) -> None:
-        """Send new calls of the present connections to new ones (GOAWAY). Streams run on, and connections are taken.
+    def send_clients_on(self) -> None:
+        """Send new calls of the present connections to new ones (GOAWAY). Streams run on, and new connections are taken.
 
-        A client behind a load balancer so reaches another process. One with this address alone comes back. Without a
-        listener nothing happens. The port may be taken by another process meanwhile: then the listener stays closed.
+        A client behind a load balancer so reaches another process. One with this address alone comes back. With grpcio
+        nothing happens: a server of it sends GOAWAY only when it closes its listener.
         """
-        if not self.is_open:
-            return
-        await self.close_listener(DRAINS)
-        for attempt in range(RELISTEN_MAX):
-            try:
-                await self.open_listener()
-                return
-            except ListenError as error:  # grpcio gives its port back a moment later
-                if attempt == RELISTEN_MAX - 1:
-                    log.warning("%s", error)
-            await asyncio.sleep(RELISTEN_PAUSE_S)
+        if self._transport == BATCHED:
+            cast("BatchedServer", self.grpc).send_clients_on()
 
     async def listen(self, address: str) -> str:
         """Bind `host:port` (port 0: a free port), start, and return the address. Health is NOT_SERVING.

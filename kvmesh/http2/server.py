@@ -132,6 +132,11 @@ class BatchedServer:
         for listening, contexts in self._ports:
             self._listen(listening, contexts)
 
+    def send_clients_on(self) -> None:
+        """Tell the clients of all connections to open new ones (GOAWAY). Calls run on, and new connections are taken."""
+        for connection in list(self._connections):
+            connection.drain()
+
     async def stop(self, grace: float | None) -> None:
         """Take no more connections and calls (GOAWAY), and end those that are open after `grace` seconds."""
         if self._stopping is None:

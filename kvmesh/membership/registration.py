@@ -176,7 +176,8 @@ class Registration:
             now_s=self._clock.now_s(),
             is_draining=member.is_leaving,
         )
-        self.has_held = self.has_held or bool(wrote)
+        if wrote:
+            self.has_held = True
 
     async def _report(self) -> None:
         """Log and report a change of the holder, once."""

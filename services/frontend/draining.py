@@ -14,7 +14,7 @@ The end of a whole mesh drains all frontends at once. Each one therefore waits f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from kvmesh.clock import Clock
@@ -32,7 +32,7 @@ async def drain(
     clock: Clock,
     has_other: Callable[[], bool],
     timeout_s: float,
-    send_clients_on: Callable[[], Awaitable[None]] | None = None,
+    send_clients_on: Callable[[], None] | None = None,
 ) -> None:
     """Return when no request and no handler is left, at most after `timeout_s`.
 
@@ -57,6 +57,6 @@ async def drain(
             ]
             core.hand_over(movable[:BATCH], now_s)
             if send_clients_on is not None:
-                await send_clients_on()
+                send_clients_on()
                 send_clients_on = None
         await asyncio.sleep(CHECK_INTERVAL_S)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from engines.reference import serve
 from engines.reference.loading import facts_of
 from engines.tensorrt_llm import llm_file, settings
-from kvmesh import service_options
+from kvmesh import redis_url, service_options
 from kvmesh.config import ConfigError, MeshConfig
 from kvmesh.replica import options as replica_options
-from kvmesh.roles import EDGE, INTERNAL, ROLES, SERVERS, option_of
+from kvmesh.roles import EDGE, ROLES, SERVERS, option_of
 from kvmesh.service_options import ServiceOptions
 from kvmesh.trust.names import name_of
 from tools.manifests.documents import Body, Manifest, Pod, named, pods
 from tools.manifests.mounted import key_of, text_at, volume_at
 from tools.manifests.role_rules import image_of, role_of, words_of
 from tools.manifests.sources import keys_of
+from tools.manifests.ways import REPLICAS
 
 POD_ADDRESS: Final = "10.244.0.10"
-REDIS_VARIABLE: Final = "KVMESH_REDIS_URL"
 LLM: Final = llm_file.NAME
-REPLICAS: Final = ("prefill", "decode")
 
 
 def faults(manifests: Sequence[Manifest], present: Collection[str] = ()) -> Iterator[str]:
@@ -64,7 +63,7 @@ def _of_container(
         local = folder / "kvmesh.toml"
         local.write_text(text, "utf-8")
         words += ["--config", str(local)]  # the last one counts
-    yield from _redis(manifests, title, option_of(words, "redis") or environment.get(REDIS_VARIABLE, ""))
+    yield from _redis(manifests, title, option_of(words, "redis") or environment.get(redis_url.VARIABLE, ""))
     found: list[ServiceOptions] = []
 
     def parse() -> None:
@@ -83,8 +82,11 @@ def _of_container(
 
 def _redis(manifests: Sequence[Manifest], title: str, url: str) -> Iterator[str]:
     """A host without a dot is a Service of the namespace."""
-    host = url.rpartition("@")[2].rpartition("://")[2].partition("/")[0].partition(",")[0].partition(":")[0]
-    if host and "." not in host and not host.startswith("[") and host not in named(manifests, "Service"):
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # the process refuses the URL itself
+        return
+    if host and "." not in host and ":" not in host and host not in named(manifests, "Service"):
         yield f'The URL of Redis of {title} names the Service "{host}", which is missing.'
 
 
@@ -131,8 +133,6 @@ def _refusal(parse: Callable[[], None]) -> str:
         return str(error)
     except SystemExit:
         return said.getvalue().strip().splitlines()[-1].partition("error: ")[2] + "."
-    except argparse.ArgumentError as error:
-        return str(error)
     return ""
 
 
@@ -208,6 +208,5 @@ def _certificates(
                 what = f'the certificate "{name}", but its kvmesh.toml has no [trust]'
                 yield f"{title} mounts {what}: it would speak plain text."
     has_tls = bool(config.frontend.certificate if role in EDGE else config.trust.certificate)
-    is_internal = role in INTERNAL or role in EDGE
-    if is_internal and has_tls and "grpc" in (container.get("readinessProbe") or {}):
+    if has_tls and "grpc" in (container.get("readinessProbe") or {}):
         yield f"readinessProbe of {title} is gRPC, which the kubelet asks without TLS: allowed is /readyz over HTTP."

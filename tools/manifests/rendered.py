@@ -44,7 +44,12 @@ def fault_of(overlay: str) -> str:
     path = path_of(overlay)
     if not path.exists():
         return f"{path.relative_to(ROOT)} is missing: run make manifests."
-    text = path.read_text("utf-8")
+    return fault_in(overlay, path.read_text("utf-8"))
+
+
+def fault_in(overlay: str, text: str) -> str:
+    """Return why `text` is not the rendered file of the present sources, or an empty text."""
+    path = path_of(overlay)
     head, body = text[: text.index("apiVersion")], text[text.index("apiVersion") :]
     if digest(overlay) not in head:
         return f"{path.relative_to(ROOT)} was rendered from other sources than deploy/kubernetes has: run make manifests."

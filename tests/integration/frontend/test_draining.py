@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
+import pytest
 from msgspec.structs import replace
 
 from kvmesh.client import Client, RetryPolicy
 from kvmesh.clock import MonotonicClock
 from kvmesh.errors import from_rpc_error
+from kvmesh.server import BATCHED
 from services.frontend.assembly import Frontend
 from services.frontend.draining import drain
-from services.frontend.region_listener import follow_drain
 from services.frontend.surface.intake import HANDOVER_METADATA
 from tests.integration.frontend.conftest import Serving, until
 from tests.integration.frontend.scripted_router import Pool
@@ -75,30 +76,52 @@ async def test_a_stream_may_finish_during_the_drain(serving: Serving, pool: Pool
 
 
 @asynccontextmanager
-async def draining_beside_another(frontend: Frontend) -> AsyncIterator[None]:
-    """A drain of `frontend` that has sent its clients on, with the task that follows drains of its region beside it."""
+async def draining_beside_another(frontend: Frontend, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A drain of `frontend` that has sent its clients on."""
     frontend.on_members([replace(frontend.member("127.0.0.1:1"), process_id="frontend-1")])
-    before = frontend.server.grpc
-    following = asyncio.create_task(follow_drain(frontend.server, lambda: False, MonotonicClock(), 0.01))
+    sent, send = asyncio.Event(), frontend.server.send_clients_on
+
+    def observed() -> None:
+        send()
+        sent.set()
+
+    monkeypatch.setattr(frontend.server, "send_clients_on", observed)
     draining = asyncio.create_task(frontend.drain())
-    await until(lambda: frontend.server.grpc is not before, "clients are sent on")
+    await wait_for(sent.wait(), 10)
     yield
     await wait_for(draining, 10)
     assert frontend.server.is_open
-    following.cancel()
 
 
-async def test_new_calls_leave_the_connection_of_a_stream_that_stays(serving: Serving, pool: Pool) -> None:
+async def test_new_calls_leave_the_connection_of_a_stream_that_stays(
+    serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Behind a load balancer such a client reaches another frontend. Its stream runs on here to its end."""
     plain = await begin(serving, pool, moves=False)
-    async with draining_beside_another(serving.frontend):
+    async with draining_beside_another(serving.frontend, monkeypatch):
+        if serving.frontend.options.config.frontend.edge == BATCHED:
+            await until(lambda: connections_that_drain(serving.frontend) == 1, "the client has read GOAWAY")
         refused = serving.stub.Generate(token_request([5] * 20, max_output_tokens=50), timeout=20)
         assert await ends(refused) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        if serving.frontend.options.config.frontend.edge == BATCHED:
+            assert len(connections(serving.frontend)) == 2, "the refused call took a new connection"
         pool.tokens_max = 1 << 30
         assert await ends(plain) == (grpc.StatusCode.OK, "")
 
 
-async def test_a_waiting_request_of_a_client_with_one_address_is_served(serving: Serving, pool: Pool) -> None:
+def connections(frontend: Frontend) -> list[Any]:
+    """Return the open connections of a batched server."""
+    server: Any = frontend.server.grpc
+    return list(server._connections)
+
+
+def connections_that_drain(frontend: Frontend) -> int:
+    return sum(each.is_draining and each._announcing is None for each in connections(frontend))
+
+
+async def test_a_waiting_request_of_a_client_with_one_address_is_served(
+    serving: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kvmesh.client checks the health of a silent frontend by a new connection, which is taken."""
     pool.hold_at, pool.tokens_max = "queued", 1 << 30
     async with Client([serving.frontend.server.address], retry_policy=QUICK) as client:
@@ -110,7 +133,7 @@ async def test_a_waiting_request_of_a_client_with_one_address_is_served(serving:
 
         reading = asyncio.create_task(read())
         await until(lambda: len(serving.frontend.core.admitted.serving) == 1, "the request waits")
-        async with draining_beside_another(serving.frontend):
+        async with draining_beside_another(serving.frontend, monkeypatch):
             done, _ = await asyncio.wait([reading], timeout=3 * (QUICK.probe_after_s + QUICK.probe_timeout_s))
             assert not done, "the client has left the frontend"
             pool.hold_at = ""

@@ -291,7 +291,7 @@ async def test_sentinels_that_are_down_or_frozen_are_passed_over(calm: SentinelS
 
 
 async def test_what_the_sentinels_name_must_be_a_master(calm: SentinelSet, tmp_path: Path) -> None:
-    """A replica, a Redis that is down, and a name that nobody knows: a sentence with the address or the name."""
+    """A replica, a Redis that is down, and an unknown name: a sentence with the address or the name."""
     replica = calm.data[1]
     liar = calm.extra_sentinel(replica.port)
     gone = calm.extra_sentinel(1)

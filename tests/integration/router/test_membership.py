@@ -73,6 +73,28 @@ async def test_members_appear_change_and_leave(redis_server: Any) -> None:
     await link.close()
 
 
+async def test_a_process_is_known_from_its_first_lease_on(redis_server: Any) -> None:
+    """Not before, while Redis is away, and not less during a later outage."""
+    redis_server.stop()
+    link = RedisLink(redis_server.url)
+    registration = Registration(link, "m", member("a"))
+    running = asyncio.create_task(registration.run())
+
+    def is_known() -> bool:
+        return registration.has_held
+
+    await until(lambda: registration.is_refused)
+    assert not is_known()
+    await redis_server.start()
+    await until(is_known)
+    assert await holder(link) == member("a").boot_id
+    redis_server.stop()
+    await until(lambda: registration.is_refused)
+    assert is_known()
+    running.cancel()
+    await link.close()
+
+
 async def test_the_view_survives_the_loss_of_redis_data(redis_server: Any) -> None:
     """Redis is killed and comes back empty: the view loses no member, and the leases are restored."""
     link = RedisLink(redis_server.url)

@@ -88,7 +88,7 @@ class Pods:
     """Answers of pods that were ready, had got no SIGTERM, and answered that they are not ready."""
     ends: list[End] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    """What happened to the pods, with the time of day."""
+    """Events of the pods, with the time of day."""
     _tasks: asyncio.TaskGroup | None = None
 
     @asynccontextmanager

@@ -21,7 +21,7 @@ class Answer:
 
     is_ready: bool
     text: str
-    """What the process answered. Empty: nothing arrived in time."""
+    """Answer of the process. Empty: none arrived in time."""
 
 
 _NONE: Final = Answer(False, "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.reference import serve
 from engines.reference.advertise import kv_address
 from engines.reference.config import EngineConfig
 from kvmesh import advertise
@@ -109,6 +110,17 @@ def test_the_engine_states_the_address_of_its_blocks(monkeypatch: pytest.MonkeyP
     assert kv_address("0.0.0.0", 9003, "") == "10.9.0.5:9003"
     config = EngineConfig("hashed", host="0.0.0.0", kv_port=9003, kv_advertise="10.9.0.5:9003")
     assert config.kv_address == "10.9.0.5:9003"
+
+
+def test_the_kv_port_may_listen_elsewhere_than_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton on the loopback of a pod, and the KV port on its address."""
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.9.0.5")
+    ports = [word for kind in ("grpc", "http", "metrics", "kv") for word in (f"--{kind}-port", "9003")]
+    given = ["--arithmetic", "hashed", "--host", "127.0.0.1", *ports]
+    both = serve.config_of(serve.parser().parse_args(given))
+    assert (both.host, both.kv_address) == ("127.0.0.1", "127.0.0.1:9003")
+    apart = serve.config_of(serve.parser().parse_args([*given, "--kv-host", "0.0.0.0"]))
+    assert (apart.host, apart.kv_address) == ("0.0.0.0", "10.9.0.5:9003")
 
 
 @pytest.mark.usefixtures("no_name")

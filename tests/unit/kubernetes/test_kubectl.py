@@ -27,7 +27,7 @@ def program(tmp_path: Path) -> str:
 
 
 async def test_calls_stay_with_the_context_of_the_start(program: str, tmp_path: Path) -> None:
-    """Somebody changes the current context during a trial: its namespace must not be deleted on another cluster."""
+    """A user changes the current context during a trial: its namespace must not be deleted on another cluster."""
     (tmp_path / "current").write_text("first\n", "utf-8")
     calls = await in_context(program, "", "", "mine")
     (tmp_path / "current").write_text("second\n", "utf-8")

@@ -41,6 +41,15 @@ def test_a_rendered_overlay_is_that_of_its_sources(name: str) -> None:
     assert rendered.fault_of(name) == ""
 
 
+def test_a_rendered_file_that_was_edited_is_a_fault() -> None:
+    """Of the sources, and by hand."""
+    text = rendered.path_of("laptop").read_text("utf-8")
+    assert "edited by hand" in rendered.fault_in(
+        "laptop", text.replace("enforce: restricted", "enforce: privileged")
+    )
+    assert "other sources" in rendered.fault_in("laptop", text.replace(rendered.digest("laptop"), "0" * 64))
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_kubectl_renders_the_same(name: str, program: str) -> None:
     """The committed file is what users get from `kubectl apply --kustomize`."""

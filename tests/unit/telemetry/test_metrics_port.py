@@ -12,9 +12,13 @@ import pytest
 import uvloop
 
 from kvmesh import metrics_port
+from kvmesh.advertise import AS_LISTENED
+from kvmesh.config import MeshConfig
 from kvmesh.metrics import Metrics, open_fds
 from kvmesh.metrics_answers import HEAD_BYTES_MAX
+from kvmesh.metrics_page import read_page
 from kvmesh.metrics_port import exposed
+from kvmesh.service_options import ServiceOptions
 from tests.patience import patience, wait_for
 
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -84,6 +88,16 @@ async def serve_beside_bad_clients() -> None:
     assert b"kvmesh_decode_process_tasks" in body
     assert ready.startswith(b"HTTP/1.1 503 ") and ready.endswith(b"\r\n\r\nthe process drains\n")
     assert live.startswith(b"HTTP/1.1 200 ") and live.endswith(b"\r\n\r\nok\n")
+
+
+async def test_an_ipv6_address_is_shown_in_brackets() -> None:
+    """As the listen address of a process in a network of IPv6 alone."""
+    options = ServiceOptions(MeshConfig(), "decode-0", "[::1]:7000", "redis://x", 0, AS_LISTENED)
+    metrics = Metrics("decode")
+    metrics.process_gauges()
+    async with exposed(metrics, lambda: "", options.host, 0) as address:
+        assert address.startswith("[::1]:")
+        assert b"kvmesh_decode_process_tasks" in await read_page(address)
 
 
 async def test_a_request_in_single_bytes_is_answered_once() -> None:
