@@ -362,6 +362,14 @@ class Frontend(Section, frozen=True, kw_only=True):
         int,
         Allowed("Port of the first frontend; the others take the next ones. 0 takes a free port.", 0, 65_535),
     ] = 0
+    http_port: Annotated[
+        int,
+        Allowed(
+            "HTTP port of the first frontend (OpenAI API); the others take the next ones. 0 takes a free port.",
+            0,
+            65_535,
+        ),
+    ] = 0
     max_live_requests: Annotated[
         int, Allowed("Live requests of a frontend; more are refused.", 1, 1_000_000, "requests")
     ] = 1024

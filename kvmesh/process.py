@@ -10,8 +10,8 @@ import gc
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Literal, TypeVar
 
 from kvmesh.attach.outbox import MESSAGE_BYTES_MAX
@@ -146,6 +146,7 @@ class MeshProcess:
             )
             self.metrics.process_gauges()
             address = await self.server.listen(options.listen)
+            more = await stack.enter_async_context(self.further_ports())
             member = self.member(options.advertise.address(address))
             self.registration = Registration(self.redis, mesh, member, self.stand_by, claim=claim)
             stack.push_async_callback(self.registration.deregister)
@@ -163,7 +164,7 @@ class MeshProcess:
                         *self.background(),
                         *self.control.background(self.server),
                         ("membership", membership.run()),
-                        ("registration", self._register(self.registration, metrics_address)),
+                        ("registration", self._register(self.registration, metrics_address, more)),
                     )
                 ]
                 try:
@@ -172,9 +173,11 @@ class MeshProcess:
                     await self.flush()
                     await end(running)
 
-    async def _register(self, registration: Registration, metrics_address: str) -> None:
+    async def _register(
+        self, registration: Registration, metrics_address: str, more: Mapping[str, str]
+    ) -> None:
         await self.become_ready()
-        self.server.announce(metrics_address)
+        self.server.announce(metrics_address, more)
         await registration.run()
 
     async def _drain(self) -> None:
@@ -234,6 +237,14 @@ class MeshProcess:
 
     async def prepare(self) -> None:
         """Load the data that the background tasks need. Does nothing by default."""
+
+    @asynccontextmanager
+    async def further_ports(self) -> AsyncIterator[Mapping[str, str]]:
+        """Serve on ports beside those of gRPC and of the metrics, inside the block. Yield their addresses by kind.
+
+        None by default. Raises OSError if a port is in use.
+        """
+        yield {}
 
     def background(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
         """Return the tasks that run while the process serves, with their names."""

@@ -14,8 +14,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import grpc
@@ -379,14 +380,18 @@ class MeshServer:
         for service in ("", *self._services):
             await self._health.set(service, state)
 
-    def announce(self, metrics_address: str) -> None:
-        """Print the one line on stdout that tells a supervisor that the process is ready, with its addresses."""
+    def announce(self, metrics_address: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Print the one line on stdout that tells a supervisor that the process is ready, with its addresses.
+
+        `more`: further addresses by kind. The address of kind `http` is printed as `http_address`.
+        """
         line = {
             "ready": True,
             "role": self._role,
             "id": self._instance,
             "address": self.address,
             "metrics_address": metrics_address,
+            **{f"{kind}_address": address for kind, address in more.items()},
         }
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

@@ -45,6 +45,8 @@ class ServiceOptions:
     """Name of the pool of the process. Empty takes the first pool."""
     state_dir: Path | None = field(default=None, kw_only=True)
     """Folder in which the process keeps its snapshot. None: no folder."""
+    http_port: int = field(default=0, kw_only=True)
+    """Port of the OpenAI surface, frontends alone. 0 takes a free one."""
 
     @property
     def pool_settings(self) -> PoolSettings:
@@ -87,6 +89,8 @@ def add_options(
     redis_url.add_option(parser, environment)
     add("--metrics-port", type=int, default=0, help="Prometheus port; 0 takes a free one")
     add("--state", default="", metavar="DIR", help="folder for the last snapshot; empty: none is kept")
+    if role == "frontend":
+        add("--http-port", type=int, default=0, help="port of the OpenAI API over HTTP; 0 takes a free one")
     if role in POOLED:
         add("--pool", default=DEFAULT_POOL, help="pool of this process, a [pools.NAME]; default: %(default)s")
 
@@ -98,10 +102,10 @@ def read(given: argparse.Namespace) -> ServiceOptions:
             f'--id = "{given.id}" is not a valid process name: allowed are up to 128 letters, digits, ".", "_" and "-", '
             "beginning with a letter or a digit."
         )
-    if not 0 <= given.metrics_port <= PORT_MAX:
-        raise ConfigError(
-            f"--metrics-port = {given.metrics_port} is out of range: allowed are 0 to {PORT_MAX}."
-        )
+    http_port = getattr(given, "http_port", 0)
+    for option, port in (("--metrics-port", given.metrics_port), ("--http-port", http_port)):
+        if not 0 <= port <= PORT_MAX:
+            raise ConfigError(f"{option} = {port} is out of range: allowed are 0 to {PORT_MAX}.")
     if not given.redis:
         raise ConfigError(
             f"The URL of the mesh's Redis is missing: set ${redis_url.VARIABLE}, or give --redis URL."
@@ -119,4 +123,5 @@ def read(given: argparse.Namespace) -> ServiceOptions:
         advertise=advertised(given.listen, given.advertise, given.redis),
         pool=pool,
         state_dir=Path(given.state) if given.state else None,
+        http_port=http_port,
     )

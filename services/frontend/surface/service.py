@@ -157,6 +157,9 @@ class InferenceService:
             self._core.regions.check(caller.tenant)
             self._core.check_capacity(arrived_s)
             data = await self._calls.message(call, caller)
+            if remaining_s is None and (left_s := call.remaining_s()) is not None:
+                # A deadline in the message counts from the arrival of the call, as one in the headers does.
+                remaining_s = left_s + self._clock.now_s() - arrived_s
             if caller.account.scopes and not wire.may_resume(data):
                 self._accounting.check(caller)
         except MeshError as error:
