@@ -14,8 +14,8 @@ Request = TypeVar("Request", covariant=True)
 Response = TypeVar("Response", contravariant=True)
 
 
-class Call(Protocol[Request, Response]):
-    """One call of a client."""
+class CallHead(Protocol):
+    """What is known of a call before its message: the parts from which its caller is identified."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -34,6 +34,10 @@ class Call(Protocol[Request, Response]):
     def peer(self) -> str:
         """Name of the connection: transport, address and port of the peer."""
         ...
+
+
+class Call(CallHead, Protocol[Request, Response]):
+    """One call of a client."""
 
     def remaining_s(self) -> float | None:
         """Return the seconds until the client's deadline, or None without a deadline."""

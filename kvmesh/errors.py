@@ -67,6 +67,8 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "REQUEST_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "TTFT_TIMEOUT": grpc.StatusCode.DEADLINE_EXCEEDED,
     "INFEASIBLE_DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
+    # The request cannot continue with the same output behind the client's last event (HTTP).
+    "RESUME_NOT_EXACT": grpc.StatusCode.FAILED_PRECONDITION,
     # The request continues at another frontend: a client resumed it while this stream was open.
     "SUPERSEDED": grpc.StatusCode.ABORTED,
     # The caller's certificate is for another role, or another mesh.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,21 +19,11 @@ from kvmesh.http2.direct_codec import DirectCodec
 from kvmesh.http2.input_turns import InputTurns, call_soon
 from kvmesh.http2.server_connection import CallLimits, ServerConnection
 from kvmesh.http2.tls import ServerContexts, TlsEnd
+from kvmesh.listener import Listener
 from kvmesh.trust.server_credentials import ServerTls
-
-log = logging.getLogger(__name__)
-
-BACKLOG: Final = 1_024
-"""Connections that the kernel accepts before the server does."""
 
 CLOSING_TURNS: Final = 4
 """Turns of the event loop in which asyncio accepts or closes a connection."""
-
-ACCEPTS: Final = 8
-"""Most connections that are taken in one turn of the event loop."""
-
-ACCEPT_PAUSE_S: Final = 0.1
-"""Pause after a failed accept, for example without free file handles."""
 
 _STOPPED: Final = "the server stops"
 
@@ -73,9 +61,10 @@ class BatchedServer:
         self._methods: dict[bytes, Any] = {}
         self._handlers: dict[bytes, Any] = {}
         """Handlers by path, wrapped by the interceptors."""
-        self._ports: list[tuple[socket.socket, ServerContexts | None]] = []
+        self._listener: Listener[ServerContexts | None] = Listener(
+            self._arrive, lambda: len(self._connections) + self._listener.arriving < limits.connections_max
+        )
         self._turns = InputTurns(MonotonicClock(), call_soon)
-        self._arriving: set[asyncio.Task[None]] = set()
         self._connections: set[ServerConnection] = set()
         self._idle = asyncio.Event()
         """Set while no connection is open."""
@@ -101,36 +90,13 @@ class BatchedServer:
         return self._bind(address, ServerContexts(credentials))
 
     def _bind(self, address: str, contexts: ServerContexts | None) -> int:
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        bound, first = 0, len(self._ports)
-        try:
-            found = socket.getaddrinfo(
-                host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            for family, kind, protocol, _, where in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
-                self._ports.append((listening, contexts))
-                listening.setblocking(False)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-                listening.bind((where[0], bound or where[1], *where[2:]))
-                listening.listen(BACKLOG)
-                bound = listening.getsockname()[1]
-        except (OSError, ValueError) as error:
-            for listening, _ in self._ports[first:]:
-                listening.close()
-            del self._ports[first:]
-            raise RuntimeError(f"Failed to bind to address {address}: {error}") from error
-        return bound
+        return self._listener.bind(address, contexts)
 
     async def start(self) -> None:
         """Wrap the handlers by the interceptors, and take connections."""
         for path, handler in self._methods.items():
             self._handlers[path] = await self._intercepted(path.decode(), handler)
-        for listening, contexts in self._ports:
-            self._listen(listening, contexts)
+        self._listener.start()
 
     def send_clients_on(self) -> None:
         """Tell the clients of all connections to open new ones (GOAWAY). Calls run on, and new connections are taken."""
@@ -169,39 +135,9 @@ class BatchedServer:
             continuation = partial(each.intercept_service, continuation)
         return await continuation(_Details(method))
 
-    def _listen(self, listening: socket.socket, contexts: ServerContexts | None) -> None:
-        if self._stopping is None:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening, contexts)
-
-    def _accept(self, listening: socket.socket, contexts: ServerContexts | None) -> None:
-        """Take the connections that wait, ACCEPTS of them at most in one turn."""
-        for _ in range(ACCEPTS):
-            try:
-                accepted, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # for example without free file handles
-                log.warning("cannot accept connections", extra={"why": str(error)})
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listening)
-                loop.call_later(ACCEPT_PAUSE_S, self._listen, listening, contexts)
-                return
-            if len(self._connections) + len(self._arriving) >= self._limits.connections_max:
-                accepted.close()
-                continue
-            accepted.setblocking(False)
-            arriving = asyncio.create_task(self._arrive(accepted, contexts), name="edge-arrive")
-            self._arriving.add(arriving)
-            arriving.add_done_callback(self._arriving.discard)
-
     async def _arrive(self, accepted: socket.socket, contexts: ServerContexts | None) -> None:
-        try:
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            make = partial(self._connection, contexts)
-            await asyncio.get_running_loop().connect_accepted_socket(make, accepted)
-        except (OSError, ssl.SSLError) as error:
-            log.warning("a connection failed", extra={"why": str(error)})
-            accepted.close()
+        make = partial(self._connection, contexts)
+        await asyncio.get_running_loop().connect_accepted_socket(make, accepted)
 
     def _connection(self, contexts: ServerContexts | None) -> ServerConnection:
         tls = None if contexts is None else TlsEnd(contexts.context(), is_server=True)
@@ -229,10 +165,7 @@ class BatchedServer:
             self._idle.set()
 
     async def _stop(self) -> None:
-        for listening, _ in self._ports:
-            asyncio.get_running_loop().remove_reader(listening)
-            listening.close()
-        await asyncio.gather(*self._arriving)
+        await self._listener.close()
         for connection in list(self._connections):
             connection.drain()
         cut_short = asyncio.create_task(self._cut_short.wait())

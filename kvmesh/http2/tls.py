@@ -92,27 +92,28 @@ class TlsEnd:
 class ServerContexts:
     """Makes the TLS context of new connections. One context serves all of them until the files change."""
 
-    def __init__(self, tls: ServerTls) -> None:
-        """Build the first context. Raises ssl.SSLError for unusable files."""
+    def __init__(self, tls: ServerTls, alpn: str = ALPN) -> None:
+        """Build the first context. Raises ssl.SSLError for unusable files. `alpn`: name of the protocol behind TLS."""
         self._tls = tls
+        self._alpn = alpn
         self._material = tls.current()
-        self._context = server_context(self._material, require_client=tls.require_client)
+        self._context = server_context(self._material, require_client=tls.require_client, alpn=alpn)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         newest = self._tls.current()
         if newest != self._material:
-            self._context = server_context(newest, require_client=self._tls.require_client)
+            self._context = server_context(newest, require_client=self._tls.require_client, alpn=self._alpn)
             self._material = newest
         return self._context
 
 
-def server_context(material: ServerMaterial, *, require_client: bool) -> ssl.SSLContext:
+def server_context(material: ServerMaterial, *, require_client: bool, alpn: str = ALPN) -> ssl.SSLContext:
     """Return a server's TLS context. Raises ssl.SSLError for unusable files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    _configure(context, material.certificate, material.key)
+    _configure(context, material.certificate, material.key, alpn)
     if material.client_authority:
         context.load_verify_locations(cadata=material.client_authority.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_NONE
@@ -123,14 +124,14 @@ def client_context(authority: bytes, key: bytes | None, certificate: bytes | Non
     """Return a client's TLS context that trusts `authority` (PEM). Raises ssl.SSLError for unusable files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=authority.decode("ascii"))
-    _configure(context, certificate, key)
+    _configure(context, certificate, key, ALPN)
     return context
 
 
-def _configure(context: ssl.SSLContext, certificate: bytes | None, key: bytes | None) -> None:
+def _configure(context: ssl.SSLContext, certificate: bytes | None, key: bytes | None, alpn: str) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols([alpn])
     if certificate is not None and key is not None:
         _load_chain(context, certificate + b"\n" + key)
 

@@ -202,6 +202,23 @@ class ModelTokenizer:
         found: str | None = self._tokenizer.id_to_token(token_id)
         return found
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that the token adds to an output. A special token has those of its name, an unknown id none."""
+        special = self._special_texts.get(token_id)
+        if special is not None:
+            return special.encode()
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        match self._table:
+            case ByteTable():
+                return self._table.token_bytes[token_id]
+            case TextTable() if token_id in self._table.fallback:
+                return bytes((self._table.fallback[token_id],))
+            case TextTable():
+                return self._table.texts[token_id].encode()
+            case None:
+                return self.decode([token_id]).encode()
+
     def token_id(self, text: str) -> int | None:
         """Return the id of the token `text`, or None."""
         found: int | None = self._ids_of_specials.get(text)

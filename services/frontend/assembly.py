@@ -7,7 +7,8 @@ import dataclasses
 import logging
 import random
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ from kvmesh.clock import MonotonicClock, wall_ns
 from kvmesh.config import MeshConfig
 from kvmesh.config_sections import Frontend as FrontendSection
 from kvmesh.control.v1 import shadow_pb2, snapshot_pb2
+from kvmesh.http1.limits import HttpLimits
+from kvmesh.http1.server import HttpServer
+from kvmesh.http1.telemetry import export_http
 from kvmesh.membership.address_filter import AddressFilter
 from kvmesh.membership.member import Member
 from kvmesh.pools import pool_names
@@ -42,6 +46,7 @@ from services.frontend.accounts.accounts import Accounts
 from services.frontend.accounts.budgets.batcher import ANSWER_S
 from services.frontend.accounts.tenant_metrics import TenantMetrics
 from services.frontend.draining import drain
+from services.frontend.listeners import Listeners
 from services.frontend.mesh_secret import MeshSecret
 from services.frontend.metrics import RequestMetrics, watch_core, watch_pools, watch_regions
 from services.frontend.readiness import follow_routers
@@ -66,6 +71,8 @@ from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.model_listing import ModelListing
+from services.frontend.surface.openai import http_errors
+from services.frontend.surface.openai.app import OpenAiSurface
 from services.frontend.surface.request_parser import RequestParser
 from services.frontend.surface.served_versions import ServedVersions, models_of
 from services.frontend.surface.service import SERVICE_NAME, InferenceService
@@ -163,11 +170,20 @@ class Frontend(MeshProcess):
         dialer = Dialer(self.clock, self.networks)
         dialer.export(self.metrics)
         self.links = self._links(dialer)
+        self._calls = self._call_reader()
+        self._parser = RequestParser(
+            versions, self.seal, self._guides, message_bytes_max=config.frontend.message_bytes_max
+        )
+        self._listing = ModelListing(
+            versions, self.core.pools, self.core.peers, config.frontend.message_bytes_max
+        )
         self.service = self._service(counts)
         self.shadowing = self._shadowing(dialer)
         watch_shadow(self.metrics, self.shadowing)
+        self._edge = Edge(config, self.trust)
         self.server = self._server()
         self.server.register(self.service.register)
+        self.http = self._http()
 
     def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(
@@ -181,7 +197,7 @@ class Frontend(MeshProcess):
             self.warm_up,
         )
 
-    def _service(self, counts: RequestMetrics) -> InferenceService:
+    def _call_reader(self) -> CallReader:
         section = self._config.frontend
         reader = RequestReader(
             section.message_bytes_max + MESSAGE_SLACK_BYTES,
@@ -191,20 +207,24 @@ class Frontend(MeshProcess):
             clock=self.clock,
         )
         export_request_reader(self.metrics, reader)
+        return CallReader(lambda call: identify(call, self.tenants.catalogue), reader)
+
+    def _service(self, counts: RequestMetrics) -> InferenceService:
+        section = self._config.frontend
         versions = self._versions
-        parser = RequestParser(versions, self.seal, self._guides, message_bytes_max=section.message_bytes_max)
         return InferenceService(
             self.core,
-            CallReader(lambda call: identify(call, self.tenants.catalogue), reader),
+            self._calls,
             Intake(
                 self.core,
                 versions,
-                parser,
+                self._parser,
                 self.accounts.executions,
                 self.seal,
                 self.clock,
                 start_min_s=section.start_min_s,
                 started=self.is_started.wait,
+                is_seeded=self.is_seeded,
             ),
             self.accounts.accounting,
             Messages(
@@ -216,7 +236,7 @@ class Frontend(MeshProcess):
             ),
             self.tracing,
             self.clock,
-            listing=ModelListing(versions, self.core.pools, self.core.peers, section.message_bytes_max),
+            listing=self._listing,
             on_refused=counts.on_refused,
         )
 
@@ -251,8 +271,29 @@ class Frontend(MeshProcess):
     def _set_tap(self, tap: Tap | None) -> None:
         self.service.tap = tap
 
+    def _http(self) -> HttpServer:
+        section = self._config.frontend
+        surface = OpenAiSurface(
+            self.service,
+            self._calls,
+            self._parser,
+            self._listing,
+            self._versions,
+            self.clock,
+            body_bytes_max=section.message_bytes_max,
+            unready_reason=self.unready_reason,
+        )
+        limits = HttpLimits(
+            connections_max=section.connections_max,
+            head_s=section.request_timeout_s,
+            handshake_s=shell.HANDSHAKE_S,
+        )
+        server = HttpServer(surface.application, limits, http_errors.plain, self._edge.server_credentials())
+        export_http(self.metrics, server)
+        return server
+
     def _server(self) -> shell.MeshServer:
-        edge = Edge(self._config, self.trust)
+        edge = self._edge
         self.metrics.gauge("client_certificate_expires_seconds", EXPIRES, edge.expires_s)
         return shell.MeshServer(
             "frontend",
@@ -330,8 +371,12 @@ class Frontend(MeshProcess):
             self.clock,
             lambda: self._has_other,
             shell.DRAIN_S - FLUSH_S,
-            self.server.send_clients_on,
+            self._send_clients_on,
         )
+
+    def _send_clients_on(self) -> None:
+        self.server.send_clients_on()
+        self.http.send_clients_on()
 
     def begin_drain(self) -> None:
         """Refuse new requests, and hand streams over while another frontend is there. No stream is cut."""
@@ -404,7 +449,11 @@ class Frontend(MeshProcess):
             own = self._config.region.name
             yield (
                 "region-listener",
-                follow_drain(self.server, lambda: self.core.pools.content.is_region_drained(own), self.clock),
+                follow_drain(
+                    Listeners(self.server, self.http),
+                    lambda: self.core.pools.content.is_region_drained(own),
+                    self.clock,
+                ),
             )
         yield (
             "readiness",
@@ -420,8 +469,18 @@ class Frontend(MeshProcess):
         await self.warm_up.run(partial(self.server.set_serving, False))
         await self.set_serving()
 
+    @asynccontextmanager
+    async def further_ports(self) -> AsyncIterator[Mapping[str, str]]:
+        """Serve HTTP inside the block, and yield its address. Raises HttpListenError."""
+        host = self.options.listen.rpartition(":")[0]
+        try:
+            yield {"http": self.http.listen(f"{host}:{self.options.http_port}")}
+        finally:
+            await self.http.stop()
+
     async def flush(self) -> None:
-        """Write every settlement to Redis, within FLUSH_S."""
+        """End what is left of requests over HTTP, and write every settlement to Redis, within FLUSH_S."""
+        await self.http.stop()
         await self.accounts.flush(FLUSH_S)
 
     async def close(self) -> None:

@@ -220,3 +220,10 @@ _TEXTS: Final = {
     "REGION_UNAVAILABLE": "the regions that may serve the request cannot serve it now",
     "STALE_SNAPSHOT": "the model version is not served any more",
 }
+
+
+def not_exact(why: str) -> MeshError:
+    """Return the error of a request that cannot continue with the same output behind the client's last event."""
+    return MeshError(
+        "RESUME_NOT_EXACT", f"the request cannot go on behind Last-Event-ID: {why}", {"why": why}
+    )

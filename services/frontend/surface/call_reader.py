@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
-from kvmesh.call import Call
+from kvmesh.call import Call, CallHead
 from kvmesh.fair_queue import Path
 from kvmesh.request_reader import RequestReader, no_message
 from kvmesh.tenants.caller import Caller
 
 METHOD: Final = "Generate"
 
-Identify: TypeAlias = Callable[[Call[Any, Any]], Caller]
+T = TypeVar("T")
+
+Identify: TypeAlias = Callable[[CallHead], Caller]
 
 
 class CallReader:
@@ -25,12 +27,16 @@ class CallReader:
 
     async def message(self, call: Call[bytes, Any], caller: Caller) -> bytes:
         """Return the message of `call`. Raises MeshError if no message comes, or none in time."""
-        data = await self._reader.message(call.read, _path(caller, call))
+        data = await self.read(call.read, call, caller)
         if data is None:
             raise no_message(METHOD)
         return data
 
+    async def read(self, read: Callable[[], Awaitable[T]], call: CallHead, caller: Caller) -> T:
+        """Return what `read` returns, in the turn of `call`. Raises MeshError if it takes too long."""
+        return await self._reader.message(read, _path(caller, call))
 
-def _path(caller: Caller, call: Call[Any, Any]) -> Path:
+
+def _path(caller: Caller, call: CallHead) -> Path:
     """Return the flows in which `call` is queued: its tenant, if it has one, and its connection."""
     return (caller.tenant.name, call.peer) if caller.tenant.name else (call.peer,)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from kvmesh.call import Call
+from kvmesh.call import CallHead
 from kvmesh.errors import MeshError
 from kvmesh.tenants.caller import Caller
 from kvmesh.tenants.catalogue import HEADER, Catalogue
@@ -14,7 +14,7 @@ SCHEME: Final = "bearer"
 """RFC 6750; names of schemes are case-insensitive (RFC 9110, 11.1)."""
 
 
-def identify(call: Call[Any, Any], catalogue: Catalogue) -> Caller:
+def identify(call: CallHead, catalogue: Catalogue) -> Caller:
     """Return the caller of `call`.
 
     Raises MeshError CREDENTIALS_MISSING, CREDENTIALS_UNKNOWN, TENANT_UNKNOWN, TENANT_DISABLED.

@@ -42,6 +42,12 @@ from services.frontend.surface.validation import ValidRequest
 HANDOVER_METADATA: Final = "kvmesh-hand-over"
 """Metadata key of a client that can continue at another frontend."""
 
+CONTINUES_METADATA: Final = "kvmesh-continues"
+"""Metadata key of a call that repeats a request by its idempotency key, and has the beginning of its output already.
+
+The output must be the same again, or the call is refused (RESUME_NOT_EXACT).
+"""
+
 CLAIMS_MAX: Final = 3
 """Tries to agree with other frontends on the pool of an idempotency key. Then this frontend's choice counts."""
 
@@ -62,6 +68,8 @@ class Arrival:
     """Name of the execution."""
     can_move: bool
     traceparent: str
+    continues: bool = False
+    """True: the client has the beginning of the output, from an earlier execution."""
     home: str = ""
     """Home region of the caller. Empty: a mesh without regions."""
     moves: int = 0
@@ -91,7 +99,10 @@ class Intake:
         start_min_s: float = 0.0,
         started: Callable[[], Awaitable[object]] = _at_once,
         random_bits: Callable[[int], int] = secrets.randbits,
+        is_seeded: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`is_seeded(pool)`: True if tokens of the pool do not depend on the engine that makes them."""
+        self._is_seeded = is_seeded
         self._core = core
         self._versions = versions
         self._parser = parser
@@ -116,7 +127,8 @@ class Intake:
         """
         owner, can_move = self._executions.new_owner(), HANDOVER_METADATA in call.metadata
         home = self._core.regions.home_of(call.metadata.get(HOME_METADATA, ""))
-        return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent, home)
+        continues = CONTINUES_METADATA in call.metadata
+        return Arrival(caller, at_s, remaining_s, owner, can_move, traceparent, continues, home)
 
     def forget(self, owner: str) -> None:
         """Forget the execution `owner`, which is over or never began. Idempotent; an empty name is ignored."""
@@ -147,7 +159,26 @@ class Intake:
                 )
             except PoolClaimed as claimed:
                 chosen, replaced = self._claimed(claimed.pool, chosen, request_id, message, arrival)
+                if replaced and arrival.continues:
+                    raise faults.not_exact(
+                        f"pool {replaced} of its earlier execution cannot serve it"
+                    ) from None
         raise AssertionError("the last claim takes any pool")
+
+    def check_continues(self, spec: RequestSpec, arrival: Arrival) -> None:
+        """Raise MeshError (RESUME_NOT_EXACT) if the output may differ from the beginning that the client has.
+
+        Called once the execution is accounted for, so that a refused one is settled like any other.
+        """
+        if not arrival.continues:
+            return
+        execution = spec.execution
+        if not execution.is_fenced or not execution.attempt_base:
+            raise faults.not_exact("no earlier execution of its idempotency key is known")
+        if not self._is_seeded(spec.pool):
+            raise faults.not_exact(
+                "an engine of its pool gives other tokens than another one (seeded_resume)"
+            )
 
     def _choose(self, message: Message, request_id: str, arrival: Arrival) -> ChosenPool:
         """Return the pool of the request: that of its resume token, else by region, weight and availability.

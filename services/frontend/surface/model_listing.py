@@ -15,7 +15,7 @@ from services.frontend.requests.sampling import (
     PENALTIES,
     TOP_LOGPROBS,
 )
-from services.frontend.surface.served_versions import ServedVersions
+from services.frontend.surface.served_versions import ServedVersion, ServedVersions
 
 CHAT: Final = "chat"
 LOGPROBS: Final = "logprobs"
@@ -41,17 +41,29 @@ class ModelListing:
 
     def one(self, name: str) -> pb.GetModelResponse:
         """Return the model `name`; empty: the default one. Raises MeshError with the names that exist."""
+        return pb.GetModelResponse(model=self._model(self.known(name)))
+
+    def known(self, name: str) -> str:
+        """Return `name`, or the default model's if it is empty. Raises MeshError with the names that exist."""
         name = name or self._pools.default_model
         if name not in self._versions.models:
             allowed = f"empty or one of {', '.join(sorted(self._versions.models))}"
             raise invalid("FIELD_OUT_OF_RANGE", [Violation("model", repr(name[:128]), allowed)])
-        return pb.GetModelResponse(model=self._model(name))
+        return name
+
+    def version(self, name: str) -> ServedVersion:
+        """Return the first version of the model `name`, the stable one if there is one."""
+        return self._served(name)[0]
+
+    def _served(self, name: str) -> list[ServedVersion]:
+        """Return the versions of the model `name`, the stable one first."""
+        stable = self._pools.stable
+        ordered = sorted(self._pools.models.pools(name), key=lambda each: each[0] != stable)
+        return [self._versions[version] for _, version in ordered if version in self._versions]
 
     def _model(self, name: str) -> pb.Model:
         pools = self._pools.models.pools(name)
-        stable = self._pools.stable
-        ordered = sorted(pools, key=lambda each: each[0] != stable)
-        served = [self._versions[version] for _, version in ordered if version in self._versions]
+        served = self._served(name)
         first = served[0]
         tokenizer, bounds = first.tokenizer, first.widest
         offered = [found for pool, _ in pools if (found := self._peers.features(pool)) is not None]

@@ -182,6 +182,7 @@ class InferenceService:
             with self._core.capacity_to_read(self._clock.now_s()):
                 spec = await self._intake.read(data, arrival)
                 spec = await self._accounting.reserve(hold, spec)
+                self._intake.check_continues(spec, arrival)
             output, reader = self._messages.output(spec), SlowReaderTimeout(self._clock)
             request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
             if self.tap is not None:

@@ -1,0 +1,29 @@
+"""Limits of an HTTP server on its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HEAD_BYTES_MAX: Final = 16_384
+"""Bytes of a request's line, headers and trailers."""
+
+IDLE_S: Final = 75.0
+"""Time after which a connection without a request is closed. It is longer than the idle time of common proxies (60 s)."""
+
+RECEIVE_BUFFER_BYTES: Final = 65_536
+"""Receive buffer of a connection in the kernel, which doubles it. It bounds the bytes of one read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """See the module."""
+
+    connections_max: int
+    """Connection limit. Above it the connection that is idle for longest is closed; without an idle one the new one is."""
+    head_s: float
+    """Time from the first byte of a request, or from the start of a connection, to the end of its headers."""
+    handshake_s: float
+    """Time for the TLS handshake of a new connection."""
+    head_bytes_max: int = HEAD_BYTES_MAX
+    idle_s: float = IDLE_S

@@ -1,0 +1,224 @@
+"""POST /v1/chat/completions: the body, and its translation into a request of the mesh. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kvmesh.errors import Violation, invalid
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.surface.openai.asked import Asked
+from services.frontend.surface.openai.json_body import JsonReader
+from services.frontend.surface.openai.shared_fields import SharedFields, check_served, into_request
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a function that the model made."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call of an assistant's message."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+    index: int | None = None
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=False):
+    """A part of a message's content. Only parts of text are served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of the conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: Any = None
+    audio: Any = None
+    function_call: Any = None
+    annotations: Any = None
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema of an output."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """Form of the output."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
+    """The body. Fields without a use here are declared so that their refusal names them."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+READER: Final = JsonReader(ChatRequest)
+
+_UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
+    "add_generation_prompt": (True,),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+    "audio": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+_ROLES: Final = {
+    "system": pb.ChatMessage.ROLE_SYSTEM,
+    "user": pb.ChatMessage.ROLE_USER,
+    "assistant": pb.ChatMessage.ROLE_ASSISTANT,
+    "tool": pb.ChatMessage.ROLE_TOOL,
+}
+
+
+def read(data: bytes) -> Asked:
+    """Return the request in the body `data`. Raises MeshError with the names of the wrong fields."""
+    body: ChatRequest = READER.read(data)
+    check_served(body, _UNSERVED)
+    request = pb.GenerateRequest()
+    limit = _output_limit(body)
+    into_request(body, limit, request)
+    put_messages(body.messages, request.chat)
+    if body.tools and body.tool_choice != "none":
+        request.chat.tools_json = msgspec.json.encode(body.tools).decode()
+    if body.chat_template_kwargs:
+        request.chat.template_arguments_json = msgspec.json.encode(body.chat_template_kwargs).decode()
+    if body.response_format is not None:
+        _put_format(body.response_format, request.sampling)
+    options = request.options
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            what = "top_logprobs needs logprobs = true"
+            raise invalid("FIELD_OUT_OF_RANGE", [Violation("top_logprobs", "set", what, is_clause=True)])
+        if not 0 <= body.top_logprobs <= 20:
+            raise invalid(
+                "FIELD_OUT_OF_RANGE", [Violation("top_logprobs", str(body.top_logprobs)[:40], "0 to 20")]
+            )
+        options.top_logprobs = body.top_logprobs
+    if body.logprobs:
+        options.logprobs = True
+    names = {"limits.max_output_tokens": limit[0]}
+    if body.prompt_cache_key:
+        names["session_id"] = "prompt_cache_key"
+    return Asked(
+        request, body.streams, body.includes_usage, body.deadline_s, bool(body.return_token_ids), names
+    )
+
+
+def put_messages(messages: list[Message], chat: pb.ChatPrompt) -> None:
+    """Put the conversation into `chat`. Raises MeshError."""
+    wrong = list(_unserved_of(messages))
+    if wrong:
+        raise invalid("FEATURE_UNSUPPORTED", wrong[:16])
+    chat.SetInParent()
+    for each in messages:
+        made = chat.messages.add()
+        role = _ROLES.get(each.role)
+        if role is None:
+            made.role_name = each.role
+        else:
+            made.role = role
+        if isinstance(each.content, str):
+            made.content = each.content
+        elif each.content:
+            made.content = "".join(part.text or "" for part in each.content)
+        for call in each.tool_calls or ():
+            made.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
+        if each.tool_call_id:
+            made.tool_call_id = each.tool_call_id
+        if each.name:
+            made.name = each.name
+        if each.reasoning_content:
+            made.reasoning_content = each.reasoning_content
+
+
+def _unserved_of(messages: list[Message]) -> Iterator[Violation]:
+    for index, each in enumerate(messages):
+        path = f"messages[{index}]"
+        if not each.role:
+            yield Violation(f"{path}.role", "empty", "1 character or more")
+        for name in ("audio", "function_call"):
+            if getattr(each, name) is not None:
+                yield Violation(f"{path}.{name}", "set", "absent or null")
+        if each.refusal:
+            yield Violation(f"{path}.refusal", "set", "absent or null")
+        if isinstance(each.content, list):
+            for number, part in enumerate(each.content):
+                if part.type != "text" or part.text is None:
+                    where = f"{path}.content[{number}].type"
+                    yield Violation(where, repr(part.type[:40]), '"text" with a text')
+        for number, call in enumerate(each.tool_calls or ()):
+            if call.type != "function":
+                yield Violation(f"{path}.tool_calls[{number}].type", repr(call.type[:40]), '"function"')
+
+
+def _output_limit(body: ChatRequest) -> tuple[str, int | None]:
+    """Return name and value of the output limit. Raises MeshError if both names have values that differ."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        what = f"max_completion_tokens is {new}; one of both is allowed"
+        raise invalid("FIELD_OUT_OF_RANGE", [Violation("max_tokens", str(old)[:40], what, is_clause=True)])
+    return ("max_completion_tokens", new) if new is not None else ("max_tokens", old)
+
+
+def _put_format(wanted: ResponseFormat, sampling: pb.Sampling) -> None:
+    match wanted.type:
+        case "text":
+            return
+        case "json_object":
+            sampling.guide.json = True
+        case "json_schema":
+            if wanted.json_schema is None or wanted.json_schema.schema is None:
+                what = Violation("response_format.json_schema.schema", "missing", "a JSON schema")
+                raise invalid("FIELD_OUT_OF_RANGE", [what])
+            sampling.guide.json_schema = msgspec.json.encode(wanted.json_schema.schema).decode()
+        case _:
+            allowed = '"text", "json_object" or "json_schema"'
+            what = Violation("response_format.type", repr(wanted.type[:40]), allowed)
+            raise invalid("FEATURE_UNSUPPORTED", [what])

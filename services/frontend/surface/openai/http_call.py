@@ -1,0 +1,319 @@
+"""One HTTP request as a Call: headers are metadata, the body is read on demand, the answer is written as it comes.
+
+Effects only. The transport is ASGI's `receive` and `send`. INVARIANT: a request whose client disconnects is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from kvmesh.errors import MeshError, Violation, invalid
+from kvmesh.http1.connection import IDENTITIES, NAMES
+from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.surface.intake import CONTINUES_METADATA
+from services.frontend.surface.openai import http_errors
+from services.frontend.surface.openai.answer_format import Format
+from services.frontend.surface.openai.continuation import Continuation
+from services.frontend.surface.openai.json_body import BODY
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Coroutine[Any, Any, None]]
+Headers = list[tuple[bytes, bytes]]
+
+LAST_EVENT_ID: Final = "last-event-id"
+
+JSON: Final = (b"content-type", b"application/json")
+EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE: Final = (b"cache-control", b"no-cache")
+UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+"""Tells nginx to send events on as they come."""
+CLOSE: Final = (b"connection", b"close")
+
+LINGER_S: Final = 1.0
+LINGER_BYTES: Final = 8 << 20
+"""Bounds on a body that is read only so that its client can read the refusal."""
+
+
+class Responder:
+    """Sends the response of one request."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_started = False
+        self.is_complete = False
+
+    async def whole(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole JSON response."""
+        await self.start(status, [JSON, (b"content-length", b"%d" % len(body)), *headers])
+        await self.part(body, is_last=True)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send status and headers."""
+        await self._send(_start(status, headers))
+        self.has_started = True
+
+    async def part(self, data: bytes, *, is_last: bool) -> None:
+        """Send some of the body."""
+        await self._send(_part(data, is_last))
+        self.is_complete = is_last
+
+    def try_start(self, status: int, headers: Headers) -> bool:
+        """Send status and headers at once. False: the client's connection takes nothing now."""
+        self.has_started = _stepped(self._send(_start(status, headers)))
+        return self.has_started
+
+    def try_part(self, data: bytes, *, is_last: bool) -> bool:
+        """Send some of the body at once. False: the client's connection takes nothing now."""
+        if not _stepped(self._send(_part(data, is_last))):
+            return False
+        self.is_complete = is_last
+        return True
+
+
+class HttpRequest:
+    """The request: its headers, its client, and its body. Implements the reading half of Call."""
+
+    def __init__(self, scope: Scope, receive: Receive, responder: Responder, body_bytes_max: int) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._responder = responder
+        self._body_bytes_max = body_bytes_max
+        self._metadata: dict[str, str] | None = None
+        self._watch: asyncio.Task[Any] | None = None
+        self.is_gone = False
+        """True once the client has disconnected."""
+        self.has_body = False
+        """True once the body was read to its end."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers. Names are lower case; of repeated ones the last counts."""
+        if self._metadata is None:
+            pairs = self._scope["headers"]
+            self._metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+            if LAST_EVENT_ID in self._metadata:
+                self._metadata[CONTINUES_METADATA] = "1"
+        return self._metadata
+
+    @property
+    def identities(self) -> Sequence[str]:
+        """See Call."""
+        found: Sequence[str] = self._scope.get("extensions", {}).get(IDENTITIES, {}).get(NAMES, ())
+        return found
+
+    @property
+    def peer(self) -> str:
+        """See Call."""
+        host, port = self._scope.get("client") or ("unknown", 0)
+        return f"http:{host}:{port}"
+
+    def remaining_s(self) -> float | None:
+        """See Call."""
+        return None
+
+    async def body(self) -> bytes:
+        """Return the body, and watch the client from now on: the current task is cancelled when it disconnects.
+
+        Raises MeshError (MESSAGE_TOO_LARGE), or CancelledError if the client disconnects before.
+        """
+        parts: list[bytes] = []
+        size, most = 0, self._body_bytes_max
+        stated = self.metadata.get("content-length", "")
+        if stated.isdigit() and int(stated[:20]) > most:
+            raise _too_large(stated[:20], most)
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_gone = True
+                raise asyncio.CancelledError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > most:
+                raise _too_large(f"more than {most}", most)
+            parts.append(part)
+            if not message.get("more_body", False):
+                break
+        self.has_body = True
+        self._watch = asyncio.create_task(self._disconnected(asyncio.current_task()), name="http-watch")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def linger(self) -> None:
+        """Read and drop the rest of the body, within LINGER_S and LINGER_BYTES."""
+        left = 0 if self.has_body or self.is_gone else LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while left > 0:
+                    message = await self._receive()
+                    left -= len(message.get("body", b"")) + 1
+                    if not message.get("more_body", False):
+                        return
+
+    def close(self) -> None:
+        """Stop to watch the client. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _disconnected(self, serving: asyncio.Task[Any] | None) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        # The end of the response reads like a disconnect.
+        if serving is not None and not self._responder.is_complete:
+            self.is_gone = True
+            serving.cancel()
+
+
+class GenerateCall(HttpRequest):
+    """A request for an answer of the model.
+
+    `translate(body, call)` sets `names`, `deadline_s`, `format` and `continuation`, and returns the message.
+    `headers(call)` returns the headers of a good response beside those of its body.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        responder: Responder,
+        body_bytes_max: int,
+        translate: Callable[[bytes, GenerateCall], Coroutine[Any, Any, bytes]],
+        headers: Callable[[GenerateCall], Headers],
+        now_s: Callable[[], float],
+    ) -> None:
+        super().__init__(scope, receive, responder, body_bytes_max)
+        self._translate = translate
+        self._headers = headers
+        self._now_s = now_s
+        self._arrived_s = now_s()
+        self.trailers: Mapping[str, str] = {}
+        """The remaining budget, known once the request was admitted."""
+        self._last: tuple[pb.GenerateResponse, bytes] | None = None
+        """The message of the last write that was not taken, and its bytes."""
+        self.request_id = ""
+        """Known once the request was admitted."""
+        self.names: Mapping[str, str] = {}
+        """Names of the surface for paths of the protocol."""
+        self.deadline_s: float | None = None
+        """Seconds from the arrival to the client's deadline. Known once the body was read."""
+        self.format: Format | None = None
+        """Set with the translation of the body."""
+        self.continuation: Callable[[str], Continuation] | None = None
+        """Makes the continuation for a model version. None: the client has no part of the answer."""
+        self._continuing: Continuation | None = None
+
+    def remaining_s(self) -> float | None:
+        """See Call."""
+        if self.deadline_s is None:
+            return None
+        return max(0.0, self.deadline_s - (self._now_s() - self._arrived_s))
+
+    async def read(self) -> bytes | None:
+        """See Call. Raises MeshError."""
+        return await self._translate(await self.body(), self)
+
+    def try_write(self, message: pb.GenerateResponse) -> bool:
+        """See Call. Raises MeshError."""
+        data = self._bytes_of(message)
+        is_last = message.HasField("finished")
+        if data and not (self._has_begun(data) and self._responder.try_part(data, is_last=is_last)):
+            self._last = message, data
+            return False
+        self._last = None
+        return True
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        """See Call. Raises MeshError."""
+        data = self._bytes_of(message)
+        if data:
+            if not self._responder.has_started:
+                await self._responder.start(200, self._good_headers(data))
+            await self._responder.part(data, is_last=message.HasField("finished"))
+        self._last = None
+
+    def set_trailers(self, trailers: Mapping[str, str]) -> None:
+        """See Call. They are sent as headers, because no byte is sent before the first token."""
+        self.trailers = trailers
+
+    def _has_begun(self, data: bytes) -> bool:
+        return self._responder.has_started or self._responder.try_start(200, self._good_headers(data))
+
+    def _good_headers(self, data: bytes) -> Headers:
+        """Return the headers of a response that begins with `data`. Without a stream that is the whole body."""
+        assert self.format is not None
+        more = self._headers(self)
+        if self.format.is_stream:
+            return [EVENTS, NO_CACHE, UNBUFFERED, *more]
+        return [JSON, (b"content-length", b"%d" % len(data)), *more]
+
+    def _bytes_of(self, message: pb.GenerateResponse) -> bytes:
+        """Return the bytes for `message`, made once."""
+        last = self._last
+        if last is not None and last[0] is message:
+            return last[1]
+        assert self.format is not None
+        if message.HasField("tokens"):
+            tokens = message.tokens
+            if self._continuing is not None and tokens.ids:
+                rest = self._continuing.rest_of(tokens)
+                return b"" if rest is None else self.format.tokens(rest)
+            return self.format.tokens(tokens)
+        if message.HasField("started"):
+            self.request_id = message.started.request_id
+            if self.continuation is not None:
+                self._continuing = self.continuation(message.started.model_version)
+            self.format.started(message.started)
+            return b""
+        if self._continuing is not None:
+            self.format.skips_close = self._continuing.has_end(message.finished)
+        return self.format.finished(message.finished)
+
+
+async def refuse(error: MeshError, responder: Responder, headers: Headers, *, request: HttpRequest) -> None:
+    """Send `error`: as a response, or as the last event of a stream.
+
+    The connection of a draining frontend, or with a body that was not read, takes no more requests.
+    """
+    if responder.is_complete:
+        return
+    if responder.has_started:
+        await responder.part(http_errors.event_of(error), is_last=True)
+        return
+    body = http_errors.body_of(error)
+    size = (b"content-length", b"%d" % len(body))
+    made = [JSON, size, *http_errors.headers_of(error), *headers]
+    if not request.has_body or error.reason == "DRAINING":
+        made.append(CLOSE)
+    await responder.start(http_errors.status_of(error), made)
+    await responder.part(body, is_last=False)
+    # A close with unread bytes would reset the connection, and the client would lose the response.
+    await request.linger()
+    await responder.part(b"", is_last=True)
+
+
+def _stepped(sending: Coroutine[Any, Any, None]) -> bool:
+    """Run `sending` to its end without waiting. False: it would wait, and has sent nothing.
+
+    ASGI servers wait for their flow control before they write, and at no other point.
+    """
+    try:
+        sending.send(None)
+    except StopIteration:
+        return True
+    sending.close()
+    return False
+
+
+def _start(status: int, headers: Headers) -> Mapping[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _part(data: bytes, is_last: bool) -> Mapping[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": not is_last}
+
+
+def _too_large(size: str, most: int) -> MeshError:
+    return invalid("MESSAGE_TOO_LARGE", [Violation(BODY, f"{size} bytes", f"at most {most} bytes")])

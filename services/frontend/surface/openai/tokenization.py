@@ -1,0 +1,92 @@
+"""POST /tokenize and /detokenize, as vLLM has them: the bodies and the answers. Pure.
+
+A prompt is tokenized by the parser of requests, so the ids are those of a completion with the same prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvmesh.errors import Violation, invalid
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.models.tokenizer import ModelTokenizer
+from services.frontend.surface.openai.chat_request import Message, put_messages
+from services.frontend.surface.openai.json_body import JsonReader
+from services.frontend.surface.openai.token_texts import TokenTexts
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    add_special_tokens: bool | None = None
+    """Only true or absent for a prompt, and only false or absent for messages: as completions do it."""
+    add_generation_prompt: bool | None = None
+    """Only true or absent: as chat completions do it."""
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+TOKENIZE: Final = JsonReader(TokenizeRequest)
+DETOKENIZE: Final = JsonReader(DetokenizeRequest)
+
+
+def request_of(body: TokenizeRequest) -> pb.GenerateRequest:
+    """Return the request whose prompt is to be tokenized. Raises MeshError."""
+    if (body.prompt is None) is (body.messages is None):
+        both = "set beside prompt" if body.prompt is not None else "missing"
+        raise invalid("FIELD_OUT_OF_RANGE", [Violation("messages", both, "one of prompt and messages")])
+    wanted_specials = body.prompt is not None
+    if body.add_special_tokens is (not wanted_specials):
+        allowed = "true" if wanted_specials else "false"
+        what = Violation("add_special_tokens", str(body.add_special_tokens).lower(), f"{allowed} or absent")
+        raise invalid("FEATURE_UNSUPPORTED", [what])
+    if body.add_generation_prompt is False:
+        raise invalid("FEATURE_UNSUPPORTED", [Violation("add_generation_prompt", "false", "true or absent")])
+    request = pb.GenerateRequest(model=body.model or "")
+    if body.prompt is not None:
+        request.text = body.prompt
+        return request
+    put_messages(body.messages or [], request.chat)
+    if body.tools:
+        request.chat.tools_json = msgspec.json.encode(body.tools).decode()
+    if body.chat_template_kwargs:
+        request.chat.template_arguments_json = msgspec.json.encode(body.chat_template_kwargs).decode()
+    return request
+
+
+def tokens_answer(
+    ids: Sequence[int], max_model_len: int, tokenizer: ModelTokenizer, *, with_texts: bool
+) -> bytes:
+    """Return the answer of /tokenize."""
+    texts = TokenTexts(tokenizer)
+    strings = [texts.text(each) for each in ids] if with_texts else None
+    return msgspec.json.encode(
+        {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": strings}
+    )
+
+
+def text_answer(ids: Sequence[int], tokens_max: int, tokenizer: ModelTokenizer) -> bytes:
+    """Return the answer of /detokenize. Raises MeshError for too many ids, and for ids outside the vocabulary."""
+    if len(ids) > tokens_max:
+        raise invalid("PROMPT_TOO_LONG", [Violation("tokens", f"{len(ids)} tokens", f"at most {tokens_max}")])
+    size = tokenizer.vocab_size
+    for index, each in enumerate(ids):
+        if not 0 <= each < size:
+            raise invalid(
+                "FIELD_OUT_OF_RANGE", [Violation(f"tokens[{index}]", str(each)[:40], f"0 to {size - 1}")]
+            )
+    return msgspec.json.encode({"prompt": tokenizer.decode(ids)})
