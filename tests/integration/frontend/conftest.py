@@ -47,6 +47,7 @@ class Serving:
     address: str
     channel: grpc.aio.Channel
     stub: Any
+    http_address: str
 
     def route(self, routers: Sequence[tuple[str, str]]) -> None:
         """Give the frontend the routers' names and addresses, as the membership does."""
@@ -101,6 +102,7 @@ async def serving_frontend(
     options = ServiceOptions(config, "frontend-0", "127.0.0.1:0", url, 0, AS_LISTENED)
     frontend = Frontend(options, served_versions.load(config), answer_s=ANSWER_S)
     address = await frontend.server.listen("127.0.0.1:0")
+    http_address = frontend.http.listen("127.0.0.1:0")
     if is_new:
         await frontend.prepare()
         works = [work for _, work in frontend.background()]
@@ -112,9 +114,11 @@ async def serving_frontend(
     running = [asyncio.create_task(work) for work in works]
     channel = grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
     try:
-        yield Serving(frontend, address, channel, inference_pb2_grpc.InferenceServiceStub(channel))
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        yield Serving(frontend, address, channel, stub, http_address)
     finally:
         await channel.close(None)
+        await frontend.http.stop()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

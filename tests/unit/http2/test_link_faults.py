@@ -307,7 +307,7 @@ async def test_a_peer_that_vanishes_in_the_handshake_leaves_nothing(
         writer.transport.abort()
         with suppress(OSError):
             await writer.wait_closed()
-        await until(lambda: not server._connections and not server._arriving)
+        await until(lambda: not server._connections and not server._listener.arriving)
 
 
 async def test_a_broken_record_ends_a_connection_with_output_on_its_way(certificates: Folder) -> None:
