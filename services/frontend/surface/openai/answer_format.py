@@ -49,7 +49,7 @@ class Format(Protocol):
 
 
 class Kind(Protocol):
-    """What differs between chat completions and completions."""
+    """The differences between chat completions and completions."""
 
     object: str
     chunk_object: str

@@ -1,6 +1,6 @@
 """One HTTP request as a Call: headers are metadata, the body is read on demand, the answer is written as it comes.
 
-Effects only. The transport is ASGI's `receive` and `send`. INVARIANT: a request whose client disconnects is cancelled.
+Effects only. The transport is ASGI's `receive` and `send`. INVARIANT: a disconnect of the client cancels the request.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ DETOKENIZE: Final = JsonReader(DetokenizeRequest)
 
 
 def request_of(body: TokenizeRequest) -> pb.GenerateRequest:
-    """Return the request whose prompt is to be tokenized. Raises MeshError."""
+    """Return a request with the prompt that is to be tokenized. Raises MeshError."""
     if (body.prompt is None) is (body.messages is None):
         both = "set beside prompt" if body.prompt is not None else "missing"
         raise invalid("FIELD_OUT_OF_RANGE", [Violation("messages", both, "one of prompt and messages")])
