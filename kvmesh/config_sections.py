@@ -478,10 +478,16 @@ class Frontend(Section, frozen=True, kw_only=True):
                 f"frontend.max_output_tokens_default = {self.max_output_tokens_default} is above "
                 f"frontend.max_output_tokens_max: allowed are 1 to {self.max_output_tokens_max} tokens."
             )
-        if self.port and self.port + self.replicas - 1 > 65_535:
+        for key, port in (("port", self.port), ("http_port", self.http_port)):
+            if port and port + self.replicas - 1 > 65_535:
+                raise ConfigError(
+                    f"frontend.{key} = {port} leaves no port for frontend.replicas = {self.replicas}: "
+                    f"allowed are 0 to {65_536 - self.replicas}."
+                )
+        if self.port and self.http_port and abs(self.port - self.http_port) < self.replicas:
             raise ConfigError(
-                f"frontend.port = {self.port} leaves no port for frontend.replicas = {self.replicas}: "
-                f"allowed are 0 to {65_536 - self.replicas}."
+                f"frontend.http_port = {self.http_port} takes a port of frontend.port = {self.port} for "
+                f"frontend.replicas = {self.replicas}: allowed is 0, or a distance of {self.replicas} and more."
             )
         given = {name: getattr(self, name) for name in ("certificate", "key", "client_authority")}
         for name in ("certificate", "key"):

@@ -41,6 +41,8 @@ class ListedProcess(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     metrics_address: str
     log: str
+    http_address: str = ""
+    """"host:port" of a frontend's HTTP. Empty: other roles, and frontends of older releases."""
 
 
 class MeshFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +57,10 @@ class MeshFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def addresses_of(self, role: str) -> list[str]:
         """Return the addresses of all processes of `role`."""
         return [member.address for member in self.processes if member.role == role]
+
+    def http_urls(self, scheme: str) -> list[str]:
+        """Return the URL of the HTTP port of each process that has one. `scheme`: http or https."""
+        return [f"{scheme}://{member.http_address}" for member in self.processes if member.http_address]
 
     def address_of(self, role: str) -> str:
         """Return the address of the first process of `role`."""

@@ -43,7 +43,9 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         + config.frontend.replicas
     )
     # Ports that outgoing connections never take: a process that is started again finds its own ones free.
-    ports = free_ports(host, 1 + len(launcher.ports) * len(replicas) + 2 * services_count)
+    ports = free_ports(
+        host, 1 + len(launcher.ports) * len(replicas) + 2 * services_count + config.frontend.replicas
+    )
     redis, redis_url, redis_deps = _redis(config, next(ports), data_dir)
     is_secret = has_password(redis_url)
     redis_option = () if is_secret else ("--redis", redis_url)
@@ -73,12 +75,14 @@ def processes_of(config: MeshConfig, config_path: Path, data_dir: Path) -> list[
         for number, port in enumerate(_control_ports(config))
     ]
     waits_for = tuple(each.name for each in (*routers, *services))
+    refuse_taken_frontends(config)
     frontends = []
     for number in range(config.frontend.replicas):
         port = config.frontend.port + number if config.frontend.port else 0
-        if port:
-            refuse_taken(host, port, "frontend", "set frontend.port to another port or to 0")
-        frontends.append(service("frontend", f"frontend-{number}", port, waits_for))
+        http_port = config.frontend.http_port + number if config.frontend.http_port else next(ports)
+        # Fixed, so that a frontend that is started again keeps the address that HTTP clients know.
+        http = ("--http-port", str(http_port))
+        frontends.append(service("frontend", f"frontend-{number}", port, waits_for, *http))
     return [*redis, *engines, *controls, *routers, *services, *frontends]
 
 
@@ -141,6 +145,20 @@ def check_host(host: str) -> None:
         else:
             return
     raise ConfigError(f'mesh.host = "{host}" is not an address of this machine: {reason}.')
+
+
+def http_scheme(config: MeshConfig) -> str:
+    """Return the scheme of the frontends' HTTP port, http or https: it has the certificate of their gRPC port."""
+    return "https" if config.frontend.certificate else "http"
+
+
+def refuse_taken_frontends(config: MeshConfig) -> None:
+    """Raise PortInUse unless the frontends can listen on their configured ports, of gRPC and of HTTP."""
+    for key, what in (("port", "frontend"), ("http_port", "frontend's HTTP")):
+        first = getattr(config.frontend, key)
+        for number in range(config.frontend.replicas if first else 0):
+            way_out = f"set frontend.{key} to another port or to 0"
+            refuse_taken(config.mesh.host, first + number, what, way_out)
 
 
 def refuse_taken(host: str, port: int, role: str, way_out: str) -> None:

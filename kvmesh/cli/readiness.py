@@ -30,6 +30,7 @@ class Addresses:
 
     address: str
     metrics_address: str = ""
+    http_address: str = ""
 
 
 class Lines(Protocol):
@@ -49,7 +50,9 @@ class ReadyLine:
     async def wait(self, lines: Lines) -> Addresses:
         while (line := lines.ready_line()) is None:
             await asyncio.sleep(POLL_S)
-        return Addresses(str(line["address"]), str(line["metrics_address"]))
+        # Frontends alone have one; those of release 0.1.0 have none.
+        http_address = str(line.get("http_address", ""))
+        return Addresses(str(line["address"]), str(line["metrics_address"]), http_address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,16 +63,37 @@ def with_regions(
         else RegionTable(control=tuple(control[name]))
         for name in names
     }
-    return {
+    made = {
         name: replace(
             config,
             region=replace(config.region, name=name),
             regions=tables,
             control=replace(config.control, replicas=control_count(config)),
-            frontend=replace(config.frontend, port=_port(config, at)),
+            frontend=replace(
+                config.frontend,
+                port=_port(config.frontend.port, at),
+                http_port=_port(config.frontend.http_port, at),
+            ),
         )
         for at, name in enumerate(names)
     }
+    _check_ports(config, made)
+    return made
+
+
+def _check_ports(config: MeshConfig, made: Mapping[str, MeshConfig]) -> None:
+    """Raise ConfigError if two frontends would have one port, of gRPC or of HTTP."""
+    taken: dict[int, str] = {}
+    for name, each in made.items():
+        for key in ("port", "http_port"):
+            first = getattr(each.frontend, key)
+            for port in range(first, first + each.frontend.replicas if first else 0):
+                if port in taken:
+                    raise ConfigError(
+                        f"frontend.{key} = {getattr(config.frontend, key)} gives region {name} the port {port}, which is "
+                        f"frontend.{taken[port]}: regions are {PORT_STEP} ports apart. Allowed is 0, or another port."
+                    )
+                taken[port] = f"{key} of region {name}"
 
 
 def control_count(config: MeshConfig) -> int:
@@ -80,5 +101,5 @@ def control_count(config: MeshConfig) -> int:
     return max(1, config.control.replicas)
 
 
-def _port(config: MeshConfig, at: int) -> int:
-    return config.frontend.port + PORT_STEP * at if config.frontend.port else 0
+def _port(first: int, at: int) -> int:
+    return first + PORT_STEP * at if first else 0

@@ -80,12 +80,14 @@ class StartProgress:
         return table
 
 
-def address_table(members: Iterable[ListedProcess]) -> FittedTable:
-    """Return the table of a running mesh's addresses."""
+def address_table(members: Iterable[ListedProcess], http_scheme: str = "http") -> FittedTable:
+    """Return the table of a running mesh's addresses. A frontend has the URL of its HTTP port below that of gRPC."""
     table = FittedTable(_ADDRESSES, "mesh.json has them")
     for member in members:
         metrics = f"{member.metrics_address}/metrics" if member.metrics_address else "-"
-        table.add_row(member.name, str(member.pid or "-"), displayed_address(member.address), metrics)
+        http = [f"{http_scheme}://{member.http_address}"] if member.http_address else []
+        addresses = "\n".join((displayed_address(member.address), *http))
+        table.add_row(member.name, str(member.pid or "-"), addresses, metrics)
     return table
 
 

@@ -100,6 +100,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A router's learnt costs; None for other roles and without an answer."""
     eligible_replicas: dict[str, str] | None = None
     """Replica -> address, for replicas that are eligible for a router's placements; None if the process is no router."""
+    http_address: str = ""
+    """"host:port" of a frontend's HTTP. Empty: it offers none."""
     reason: str = ""
     """Reason of a process that does not serve, if it gives one."""
 
@@ -233,6 +235,7 @@ async def _process_status(member: ListedProcess, dial: Dial, redis_url: str) -> 
         eligible_replicas=None
         if router_status is None
         else {each.replica: each.address for each in router_status.replicas if each.placeable},
+        http_address=member.http_address,
         reason=reason,
     )
 

@@ -15,7 +15,7 @@ from kvmesh.cli.dial import Dial
 from kvmesh.cli.drain_notice import stop_and_tell
 from kvmesh.cli.leased_names import leased_names
 from kvmesh.cli.mesh_file import ListedProcess, MeshFile, locked_data_dir, write_mesh
-from kvmesh.cli.processes import processes_of
+from kvmesh.cli.processes import http_scheme, processes_of
 from kvmesh.cli.readiness import redis_fault
 from kvmesh.cli.redis_choice import EMBEDDED
 from kvmesh.cli.screen import StartProgress, address_table
@@ -126,7 +126,7 @@ async def up(
             supervisor,
             mesh,
         ):
-            console.print(address_table(mesh.processes))
+            console.print(address_table(mesh.processes, http_scheme(config)))
             for redis in (member for member in mesh.processes if member.role == "redis"):
                 source = redis_source if config.redis.url else EMBEDDED
                 console.print(
@@ -243,6 +243,7 @@ def _mesh_file(supervisor: Supervisor, config_path: Path, redis_url: str) -> Mes
                 pid=member.pid,
                 address=member.addresses.address,
                 metrics_address=member.addresses.metrics_address,
+                http_address=member.addresses.http_address,
                 log=str(member.log),
             )
         )

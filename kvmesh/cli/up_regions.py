@@ -19,11 +19,11 @@ from kvmesh.cli.control import region_text
 from kvmesh.cli.control.failures import ControlFailed
 from kvmesh.cli.control.region_client import client_of
 from kvmesh.cli.drain_notice import stop_and_tell
-from kvmesh.cli.fitted_table import Column, FittedTable
+from kvmesh.cli.fitted_table import NONE, Column, FittedTable
 from kvmesh.cli.found_mesh import FoundMesh, shown_folder
 from kvmesh.cli.mesh_file import MeshFile, NoMesh, locked_data_dir, read_mesh, write_mesh
 from kvmesh.cli.planned_process import Process
-from kvmesh.cli.processes import check_host, refuse_taken
+from kvmesh.cli.processes import check_host, http_scheme, refuse_taken_frontends
 from kvmesh.cli.readiness import MeshReady
 from kvmesh.cli.redis_choice import NamedRedis
 from kvmesh.cli.region_configs import check_names, control_count, region_names, with_regions
@@ -45,7 +45,11 @@ from kvmesh.control.v1 import region_pb2 as pb
 from kvmesh.ports import free_ports
 from kvmesh.roles import CONTROL
 
-_REGIONS: Final = tuple(map(Column, ("region", "frontends", "control plane", "folder")))
+_REGIONS: Final = (
+    *map(Column, ("region", "frontends")),
+    Column("HTTP", is_rare=True),
+    *map(Column, ("control plane", "folder")),
+)
 
 LEVELS: Final = 5
 """Most processes of a mesh that start one after the other, and stop one after the other."""
@@ -99,10 +103,7 @@ def _configs(config: MeshConfig, names: Sequence[str]) -> dict[str, MeshConfig]:
     control = {name: [f"{host}:{next(ports)}" for _ in range(count)] for name in names}
     configs = with_regions(config, names, control)
     for made in configs.values():
-        for number in range(made.frontend.replicas if made.frontend.port else 0):
-            refuse_taken(
-                host, made.frontend.port + number, "frontend", "set frontend.port to another port or to 0"
-            )
+        refuse_taken_frontends(made)
     return configs
 
 
@@ -163,11 +164,12 @@ def _process(name: str, config: MeshConfig, data_dir: Path, *, restarts: bool) -
 
 def _show(configs: Mapping[str, MeshConfig], data_dir: Path, console: Console) -> None:
     table = FittedTable(_REGIONS, is_listed=True)
-    for name in configs:
+    for name, config in configs.items():
         mesh = read_mesh(data_dir / name)
         table.add_row(
             name,
             "\n".join(mesh.addresses_of("frontend")),
+            "\n".join(mesh.http_urls(http_scheme(config))) or NONE,
             "\n".join(mesh.addresses_of(CONTROL)),
             shown_folder(data_dir / name),
         )

@@ -7,6 +7,7 @@ Queries to a running mesh are in `live_mesh`; the same mesh in containers is in 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -102,6 +103,13 @@ class Part:
         assert self.process is not None, f"{self.name} does not run"
         return self.process.pid
 
+    @property
+    def http_address(self) -> str:
+        """ "host:port" of its HTTP, in the last ready line. Empty: it offers none, or is not ready."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        ready = next((line for line in reversed(lines) if line.startswith('{"ready"')), "{}")
+        return str(json.loads(ready).get("http_address", ""))
+
     def tail(self) -> str:
         """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
@@ -110,10 +118,11 @@ class Part:
 def beside(command: Sequence[str], options: Mapping[str, str]) -> list[str]:
     """Return the command of a process that runs beside the one of `command`, with other values of options.
 
-    It takes any free port for its metrics.
+    It takes any free port for its metrics, and a frontend for HTTP.
     """
     made = list(command)
-    for option, value in {"--metrics-port": "0", **options}.items():
+    http = {"--http-port": "0"} if "--http-port" in made else {}
+    for option, value in {"--metrics-port": "0", **http, **options}.items():
         made[made.index(option) + 1] = value
     return made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.supervisor import STARTS_MAX
-from tests.integration.harness import Part
+from tests.integration.harness import Part, beside
 from tests.integration.live_mesh import pool_of, role_of
 
 ABORTS = "import os; os.abort()"
@@ -66,6 +66,29 @@ async def test_a_part_that_runs_is_left_alone(tmp_path: Path) -> None:
 def test_names_have_a_role_and_a_pool(name: str, role: str, pool: str) -> None:
     """Behind the role is a number, or what Kubernetes appends to the name of a Deployment."""
     assert (role_of(name), pool_of(name)) == (role, pool)
+
+
+def test_a_part_knows_where_it_serves_http(tmp_path: Path) -> None:
+    """As its last ready line says; one of an older release says nothing."""
+    lines = [
+        '{"ready": true, "http_address": "127.0.0.1:1"}',
+        '{"ready": true, "http_address": "127.0.0.1:2"}',
+        "{",
+    ]
+    frontend = Part("frontend-0", [], "127.0.0.1:0", tmp_path / "log")
+    assert frontend.http_address == ""
+    frontend.log.write_text("\n".join(lines))
+    assert frontend.http_address == "127.0.0.1:2"
+    frontend.log.write_text('{"ready": true}\n')
+    assert frontend.http_address == ""
+
+
+def test_a_second_frontend_takes_other_ports() -> None:
+    """For HTTP as for metrics, and for nothing else."""
+    command = ["python", "--listen", "h:1", "--metrics-port", "2"]
+    made = beside([*command, "--http-port", "3"], {"--listen": "h:4"})
+    assert made == ["python", "--listen", "h:4", "--metrics-port", "0", "--http-port", "0"]
+    assert "--http-port" not in beside(command, {})
 
 
 def test_an_engine_is_no_replica() -> None:

@@ -16,6 +16,7 @@ from tests.chaos.truth import Truth
 from tests.drawn_transports import DRAW
 from tests.integration.generation import generate_all
 from tests.integration.harness import Mesh, configure
+from tests.integration.live_mesh import accepts
 from tests.integration.upgrade.load import request_of, streams
 from tests.integration.upgrade.test_rolling import written
 
@@ -42,12 +43,18 @@ async def test_both_releases_serve_beside_batched_transports(
     for name in OLD:
         part = mesh.parts[name]
         command = [str(old_file) if word == str(tmp_path / "kvmesh.toml") else word for word in part.command]
+        if name.startswith("frontend"):
+            at = command.index("--http-port")
+            del command[at : at + 2]  # the last release serves no HTTP
         part.command = ["env", "-C", str(release), f"PYTHONPATH={release}", *command]
     plan = streams(11)
     attempts: list[pb.AttemptExplanation] = []
     truth = Truth(config.engine.salt, config.engine.max_sequence_tokens)
     try:
         await mesh.start()
+        assert not mesh.parts["frontend-0"].http_address and await accepts(
+            mesh.parts["frontend-1"].http_address
+        )
         for frontend in ("frontend-0", "frontend-1"):
             requests = [request_of(one) for one in plan]
             for request in requests:

@@ -574,7 +574,13 @@ async def test_status_asks_every_process(
     metrics.total("requests_total", "A number.", partial(float, 3), outcome="OK")
     async with frontend() as (address, _), exposed(metrics, lambda: "", "127.0.0.1", 0) as metrics_address:
         up_ = ListedProcess(
-            name="up", role="frontend", pid=1, address=address, metrics_address=metrics_address, log=""
+            name="up",
+            role="frontend",
+            pid=1,
+            address=address,
+            metrics_address=metrics_address,
+            http_address="127.0.0.1:8080",
+            log="",
         )
         gone = f"127.0.0.1:{free_port}"
         down = ListedProcess(name="down", role="router", pid=1, address=gone, metrics_address=gone, log="")
@@ -583,6 +589,7 @@ async def test_status_asks_every_process(
         assert await status(MeshFile(pid=1, config="", processes=(up_, down)), Console(), as_json=True) == 1
     reports = {report["name"]: report for report in json.loads(capfd.readouterr().out)}
     assert reports["up"]["is_healthy"]
+    assert (reports["up"]["http_address"], reports["down"]["http_address"]) == ("127.0.0.1:8080", "")
     assert metric(reports["up"], "kvmesh_frontend_process_open_fds") > 0
     assert metric(reports["up"], "kvmesh_frontend_requests_total", outcome="OK") == 3
     assert not reports["down"]["is_healthy"]
@@ -853,7 +860,7 @@ def test_the_list_has_every_process_and_its_dependencies(tmp_path: Path) -> None
     assert all(order.index(dep) < order.index(name) for name, each in processes.items() for dep in each.deps)
     words = [part.rpartition(":")[2] for each in processes.values() for part in each.command]
     ports = {int(part) for part in words if part.isdigit() and int(part) > 1023} - {1024, 4096}
-    assert len(ports) == 1 + 4 * 4 + 6 * 2  # Redis, engines, services
+    assert len(ports) == 1 + 4 * 4 + 6 * 2 + 1  # Redis, engines, services, HTTP
     assert max(ports) < 32_768, "outgoing connections could take it before a process is started again"
 
 
