@@ -60,6 +60,9 @@ class Role:
 SERVICE_PORTS: Final = {"grpc": 7000, "metrics": 9100}
 """Ports of every service (see `Role.ports`)."""
 
+FRONTEND_PORTS: Final = {**SERVICE_PORTS, "http": 8080}
+"""Ports of a frontend: `http` is that of the OpenAI API."""
+
 SERVICES: Final = ("frontend", "router", "prefill", "decode")
 """Roles that register in the mesh."""
 
@@ -129,7 +132,7 @@ ROLES: Final[Mapping[str, Role]] = {
         Role(
             "frontend",
             "services.frontend",
-            SERVICE_PORTS,
+            FRONTEND_PORTS,
             ("redis", "router", "prefill", "decode"),
             35,
             GRPC_HEALTH,

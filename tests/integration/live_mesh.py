@@ -43,6 +43,11 @@ class LivePart(Protocol):
         ...
 
     @property
+    def http_address(self) -> str:
+        """ "host:port" of a frontend's HTTP. Empty: it offers none."""
+        ...
+
+    @property
     def is_running(self) -> bool: ...
 
     def start(self) -> None:

@@ -115,7 +115,10 @@ def _versions(manifests: Sequence[Manifest], pod: Pod, wanted: str, folder: Path
 def ports_of(role: str) -> list[str]:
     """Return the options that the entrypoint of the image puts before the others."""
     ports = ROLES[role].ports
-    return ["--listen", f"0.0.0.0:{ports['grpc']}", "--metrics-port", str(ports["metrics"])]
+    further = [
+        word for kind in ("http", "metrics") if kind in ports for word in (f"--{kind}-port", str(ports[kind]))
+    ]
+    return ["--listen", f"0.0.0.0:{ports['grpc']}", *further]
 
 
 def _prefixed(title: str, refusal: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ NAMESPACED: Final = frozenset(
         *SELECTING,
         *("Service", "ServiceAccount", "Secret", "ConfigMap", "PersistentVolumeClaim", "PodDisruptionBudget"),
         *("NetworkPolicy", "HorizontalPodAutoscaler", "ServiceMonitor", "Certificate", "Issuer", "GRPCRoute"),
-        "BackendTLSPolicy",
+        *("BackendTLSPolicy", "Ingress"),
     }
 )
 """Kinds that are related to each other by names in one namespace."""
@@ -202,6 +202,13 @@ def _targets(manifests: Sequence[Manifest]) -> Iterator[str]:
         for target in policy.spec["targetRefs"]:
             if target["kind"] == "Service" and target["name"] not in services:
                 yield f'{policy.title} is for Service "{target["name"]}", which is missing.'
+    for ingress in named(manifests, "Ingress").values():
+        for rule in ingress.spec.get("rules") or ():
+            for path in (rule.get("http") or {}).get("paths") or ():
+                backend = (path.get("backend") or {}).get("service")
+                if backend and not _has_port(services.get(backend["name"]), backend.get("port") or {}):
+                    port = " ".join(str(each) for each in (backend.get("port") or {}).values())
+                    yield f'{ingress.title} leads to port {port} of Service "{backend["name"]}", which is missing.'
     for route in named(manifests, "GRPCRoute").values():
         for rule in route.spec.get("rules") or ():
             for backend in rule.get("backendRefs") or ():
@@ -210,3 +217,12 @@ def _targets(manifests: Sequence[Manifest]) -> Iterator[str]:
                 if backend.get("port") not in ports:
                     what = f'port {backend.get("port")} of Service "{backend["name"]}"'
                     yield f"{route.title} leads to {what}, which is missing."
+
+
+def _has_port(service: Manifest | None, wanted: Body) -> bool:
+    """True if the Service has the port of an Ingress: `name` or `number`."""
+    ports = (service.spec.get("ports") or ()) if service else ()
+    return any(
+        each.get("name", "") == wanted["name"] if "name" in wanted else each["port"] == wanted.get("number")
+        for each in ports
+    )

@@ -133,12 +133,14 @@ def _ports(title: str, container: Body, role: str) -> Iterator[str]:
 def _listening(title: str, words: Sequence[str], role: str) -> Iterator[str]:
     """A process listens where probes, services and peers look for it."""
     ports = ROLES[role].ports
-    listen, metrics = option_of(words, "listen"), option_of(words, "metrics-port")
+    listen = option_of(words, "listen")
     allowed = [f"{host}:{ports['grpc']}" for host in ("0.0.0.0", "[::]")]
     if listen and listen not in allowed:
         yield f"--listen = {listen} of {title}: allowed are {' and '.join(allowed)}."
-    if metrics and metrics != str(ports["metrics"]):
-        yield f"--metrics-port = {metrics} of {title}: allowed is {ports['metrics']}."
+    for kind in ("http", "metrics"):
+        given = option_of(words, f"{kind}-port")
+        if given and given != str(ports.get(kind, given)):
+            yield f"--{kind}-port = {given} of {title}: allowed is {ports[kind]}."
 
 
 def _probe(title: str, container: Body, kind: str, allowed: Sequence[Probe]) -> Iterator[str]:

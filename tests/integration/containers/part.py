@@ -13,6 +13,8 @@ from docker.errors import APIError
 from docker.types import EndpointConfig, LogConfig
 from testcontainers.core.container import DockerContainer
 
+from kvmesh.roles import ROLES
+
 END_S_MAX: Final = 45.0
 """A service drains for at most 30 s."""
 
@@ -61,6 +63,12 @@ class ContainerPart:
     @property
     def ip(self) -> str:
         return self.recipe.ip
+
+    @property
+    def http_address(self) -> str:
+        """ "host:port" of a frontend's HTTP. Empty: other roles. Nothing listens there in a frontend of release 0.1.0."""
+        is_frontend = self.recipe.command[0] == "frontend"
+        return f"{self.ip}:{ROLES['frontend'].ports['http']}" if is_frontend else ""
 
     @property
     def docker(self) -> Any:

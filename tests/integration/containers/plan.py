@@ -52,7 +52,7 @@ def planned(config: MeshConfig, subnet: IPv4Network, images: Mapping[str, str]) 
     outside = msgspec.structs.replace(
         config,
         redis=msgspec.structs.replace(config.redis, url=f"redis://{redis}/0"),
-        frontend=msgspec.structs.replace(config.frontend, port=0),
+        frontend=msgspec.structs.replace(config.frontend, port=0, http_port=0),
     )
     processes = processes_of(outside, Path(CONFIG_PATH), Path("/tmp"))
     ips = {process.name: str(next(hosts)) for process in processes}
@@ -91,6 +91,9 @@ def _arguments(process: Process, ips: Mapping[str, str]) -> list[str]:
     ports = ROLES[process.role].ports
     given[given.index("--listen") + 1] = f"{ip}:{ports['grpc']}"
     given[given.index("--metrics-port") + 1] = str(ports["metrics"])
+    if "--http-port" in given:
+        at = given.index("--http-port")
+        del given[at : at + 2]  # the image gives it; one of release 0.1.0 does not know the option
     if "--state" in given:
         at = given.index("--state")
         del given[at : at + 2]  # a container has a scratch folder alone

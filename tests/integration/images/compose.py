@@ -43,7 +43,7 @@ class Project:
         done = subprocess.run(
             [*self._command, "--project-name", self.name, *arguments],
             cwd=FOLDER,
-            env={**os.environ, "KVMESH_PORT": "0", "KVMESH_TAG": "dev"},
+            env={**os.environ, "KVMESH_PORT": "0", "KVMESH_HTTP_PORT": "0", "KVMESH_TAG": "dev"},
             capture_output=True,
             text=True,
             timeout=COMMAND_S_MAX,

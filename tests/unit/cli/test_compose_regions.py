@@ -54,8 +54,11 @@ def test_frontends_alone_are_published_on_this_host_at_ports_that_differ() -> No
     """Both regions run at once."""
     published = {name: part["ports"] for name, part in COMPOSE.items() if "ports" in part}
     assert list(published) == [f"{region}-frontend" for region in REGIONS]
-    assert len({port for (port,) in published.values()}) == len(REGIONS)
-    assert all(port.startswith("127.0.0.1:") and port.endswith(":7000") for (port,) in published.values())
+    found = [port for ports in published.values() for port in ports]
+    assert len(set(found)) == 2 * len(REGIONS)
+    for grpc, http in published.values():
+        assert grpc.startswith("127.0.0.1:") and grpc.endswith(":7000")
+        assert http.startswith("127.0.0.1:") and http.endswith(":8080")
 
 
 @pytest.mark.parametrize("region", REGIONS)

@@ -43,11 +43,13 @@ def test_a_role_starts_after_those_that_it_needs() -> None:
 @pytest.mark.parametrize("role", SERVERS)
 def test_the_entrypoint_starts_servers_on_the_ports_of_the_table(role: str) -> None:
     """Module and ports."""
-    ports, module = ROLES[role].ports, MODULES.get(role, "services.$role")
+    ports = ROLES[role].ports
+    module = MODULES.get(role, f"services.{role}" if role == "frontend" else "services.$role")
     assert ROLES[role].module == module.replace("$role", role)
     line = next(line for line in ENTRYPOINT.splitlines() if f"-m {module} " in line.replace('"', "")).split()
     assert option_of(line, "listen") == f"0.0.0.0:{ports['grpc']}"
-    assert option_of(line, "metrics-port") == str(ports["metrics"])
+    for kind in ("http", "metrics"):
+        assert option_of(line, f"{kind}-port") == str(ports.get(kind, ""))
     assert re.search(rf"[ |]{role} [|)]|[ |]{role}\)", ENTRYPOINT)
 
 
@@ -86,7 +88,7 @@ def test_compose_starts_a_part_as_the_table_says(name: str) -> None:
     assert part["stop_grace_period"] == f"{role.stop_s}s"
     assert started_before(name) >= set(role.needs)
     published = [port.rsplit(":", 1)[1] for port in part.get("ports", ())]
-    assert published == ([str(role.port)] if name == "frontend" else [])
+    assert published == ([str(role.ports[kind]) for kind in ("grpc", "http")] if name == "frontend" else [])
 
 
 def test_commands_name_the_module_and_every_port() -> None:

@@ -10,6 +10,7 @@ import pytest
 from kvmesh.config import describe, parse
 from kvmesh.config_sections import Trust
 from kvmesh.roles import CONTROL
+from tests.integration.containers.plan import planned
 from tests.integration.containers.region_configs import joined, plans_of
 from tests.integration.live_mesh import configure
 
@@ -30,6 +31,14 @@ def test_all_regions_know_the_control_planes_that_run() -> None:
     for name, config in configs.items():
         assert config.region.name == name
         assert {region: table.control for region, table in config.regions.items()} == running
+
+
+def test_a_container_gets_its_http_port_from_the_image() -> None:
+    """An image of release 0.1.0 has none, and would refuse the option."""
+    config = configure(frontend={"http_port": 8080, "replicas": 2})
+    plans = list(planned(config, SUBNETS["eu"], {}))
+    assert sum(plan.role == "frontend" for plan in plans) == 2
+    assert not any("--http-port" in plan.command for plan in plans if plan.role != "engine")
 
 
 def test_the_configuration_file_says_the_same() -> None:

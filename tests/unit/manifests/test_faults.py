@@ -192,6 +192,10 @@ def listens_elsewhere(manifests: list[Manifest]) -> None:
     pod_of(manifests, "router")["containers"][0]["args"] += ["--metrics-port", "9200"]
 
 
+def serves_http_elsewhere(manifests: list[Manifest]) -> None:
+    pod_of(manifests, "frontend")["containers"][0]["args"] += ["--http-port", "80"]
+
+
 def no_role(manifests: list[Manifest]) -> None:
     del pod_of(manifests, "router")["containers"][0]["args"]
 
@@ -296,6 +300,7 @@ LAPTOP: Final[tuple[tuple[Change, str], ...]] = (
     (no_way_out, "NetworkPolicies do not let "),
     (lost_redis, 'names the Service "cache", which is missing'),
     (listens_elsewhere, '--metrics-port = 9200 of Deployment "router": allowed is 9100'),
+    (serves_http_elsewhere, '--http-port = 80 of Deployment "frontend": allowed is 8080'),
     (no_role, 'Deployment "router" names no role in its args'),
     (own_command, 'terminationGracePeriodSeconds = 1 of Deployment "router" is shorter than its end'),
     (nobody_may_go, 'PodDisruptionBudget "router" lets no pod go'),

@@ -75,6 +75,22 @@ def test_a_redis_of_the_users_own_takes_the_place_of_the_pod(program: str, tmp_p
     assert list(faults(manifests, Choice(present=["Secret/kvmesh-redis"]))) == []
 
 
+def test_http_clients_come_through_an_ingress(program: str, tmp_path: Path) -> None:
+    """It leads to the HTTP port of the frontends; a port that the Service lacks is a fault."""
+    text = "namespace: kvmesh\nresources: [BASE/overlays/laptop]\ncomponents: [BASE/components/ingress]\n"
+    manifests = made_of(tmp_path, program, text)
+    assert list(faults(manifests)) == []
+    ports = one(manifests, "Service", "frontend")["spec"]["ports"]
+    assert {each["name"]: each["port"] for each in ports} == {
+        kind: ROLES["frontend"].ports[kind] for kind in ("grpc", "http")
+    }
+    (rule,) = one(manifests, "Ingress", "frontend")["spec"]["rules"]
+    for wrong in ({"name": "metrics"}, {"number": 80}):
+        rule["http"]["paths"][0]["backend"]["service"]["port"] = wrong
+        (said,) = faults(manifests)
+        assert said.startswith('Ingress "frontend" leads to port ') and said.endswith("which is missing.")
+
+
 SECOND_POOL: Final = """
 namespace: kvmesh
 resources: [BASE/base, BASE/pools/next]
@@ -181,7 +197,7 @@ def test_the_network_policies_open_the_ways_of_the_mesh_and_no_other(name: str) 
         (one_pod, *_), (other, *_) = present[caller], present[server]
         for port in numbers:
             is_open = ways.admits(manifests, one_pod, other, port)
-            is_edge = server in EDGE and port == ROLES[server].port
+            is_edge = server in EDGE and port in (ROLES[server].port, ROLES[server].ports.get("http"))
             is_engine = name == "eight-gpus" and {caller, server} <= set(ways.REPLICAS)  # UCX chooses ports
             assert is_open == ((caller, server, port) in wanted or is_edge or is_engine), (
                 caller,
