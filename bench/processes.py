@@ -50,6 +50,7 @@ class Process:
         self.pid = self._child.pid
         self.address = ""
         self.metrics_address = ""
+        self.http_address = ""
 
     def ask(self, do: str, *, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
         """Send a command and return the answer. Raises BenchError on an error, or without an answer in time."""
@@ -89,6 +90,7 @@ class Process:
         """Return when the process has announced that it is ready, with its addresses. Raises BenchError."""
         ready = self.read_answer(timeout_s)
         self.address, self.metrics_address = ready["address"], ready.get("metrics_address", "")
+        self.http_address = ready.get("http_address", "")
 
     def metric(self, name: str) -> float:
         """Return one series of a service's metrics. Raises BenchError if there is none of that name."""

@@ -28,6 +28,16 @@ def test_cpu_time_of_another_process_is_exact() -> None:
         accounting.cpu_ns(child.pid)
 
 
+def test_a_process_tells_its_addresses() -> None:
+    """That of HTTP is a frontend's alone."""
+    lines = ('{"address": "h:1", "http_address": "h:2"}', '{"address": "h:1"}')
+    with Fleet() as fleet:
+        started = [fleet.start("x", ["sh", "-c", f"echo '{line}'; read x"], ANY_CORE) for line in lines]
+        for one in started:
+            one.wait_ready()
+    assert [(one.address, one.http_address) for one in started] == [("h:1", "h:2"), ("h:1", "")]
+
+
 def test_a_dead_neighbour_is_an_error_with_its_last_words() -> None:
     """A neighbour that dies at start says why."""
     with Fleet() as fleet, pytest.raises(BenchError, match="--role"):
