@@ -82,7 +82,9 @@ FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/s
 def addresses(mesh: MeshFile) -> dict[str, str]:
     """Return each address that a sample gives as an example -> that of the mesh."""
     frontends = mesh.addresses_of("frontend")
+    http = [each.http_address for each in mesh.processes if each.http_address]
     return {
+        **({"127.0.0.1:8080": http[0], "127.0.0.1:8081": http[-1]} if http else {}),
         "127.0.0.1:7000": frontends[0],
         "127.0.0.1:7001": frontends[-1],
         "router-0.example:7000": mesh.address_of("router"),

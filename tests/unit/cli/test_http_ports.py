@@ -15,7 +15,7 @@ from rich.console import Console
 from kvmesh.cli import up as up_module
 from kvmesh.cli.mesh_file import MESH_FILE, read_mesh
 from kvmesh.cli.planned_process import Process
-from kvmesh.cli.processes import PortInUse, processes_of
+from kvmesh.cli.processes import PortInUse, http_scheme, processes_of
 from kvmesh.cli.readiness import ReadyLine
 from kvmesh.cli.region_configs import with_regions
 from kvmesh.cli.screen import address_table
@@ -112,7 +112,7 @@ async def test_up_shows_where_http_is(
     async with up_module.running_mesh(config, tmp_path, Console(file=screen)) as (_, mesh):
         assert read_mesh(tmp_path) == mesh
         assert [each.http_address for each in mesh.processes] == [http]
-        scheme = up_module.http_scheme(config)
+        scheme = http_scheme(config)
         assert mesh.http_urls(scheme) == ([url] if url else [])
         Console(file=screen, width=80).print(address_table(mesh.processes, scheme))
     shown = screen.getvalue()
