@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,29 @@ _DECLARED: Final = re.compile(r"export (?:interface|type) (I\w+)(?: extends ([\w
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\w+|[{}\[\]<>|?:;,()]')
 _SIMPLE: Final = {"string": "string", "number": "number", "boolean": "boolean", "null": "null"}
 _ANY: Final[dict[str, Any]] = {}
+_FOREIGN: Final[dict[str, dict[str, Any]]] = {
+    "IIoK8sApimachineryPkgApisMetaV1LabelSelector": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "matchExpressions": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "key": {"type": "string"},
+                        "operator": {"type": "string"},
+                        "values": {"type": "array", "items": {"type": "string"}},
+                    },
+                    "required": ["key", "operator"],
+                },
+            },
+            "matchLabels": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    }
+}
+"""Types of Kubernetes that the checks of `references` read."""
 
 
 @dataclass
@@ -90,12 +114,12 @@ class Declarations:
         return schema
 
     def _named(self, name: str, path: Path, imports: dict[str, str]) -> dict[str, Any]:
-        """Return the schema of an imported type. Types of other packages are those of Kubernetes: any object."""
+        """Return the schema of an imported type. Those of other packages are in _FOREIGN, or any value."""
         source = imports.get(name, "")
         if "IntOrString" in source:
             return {"type": ["string", "number"]}
         if not source.startswith("."):
-            return dict(_ANY)
+            return deepcopy(_FOREIGN.get(name, _ANY))
         return self._file((path.parent / source).with_suffix(".d.ts").resolve())
 
     def _type(self, tokens: _Tokens, path: Path, imports: dict[str, str]) -> dict[str, Any]:

@@ -364,6 +364,10 @@ def scrapes_nothing(manifests: list[Manifest]) -> None:
     one(manifests, "ServiceMonitor", "kvmesh")["spec"]["endpoints"][0]["port"] = "http"
 
 
+def no_selector(manifests: list[Manifest]) -> None:
+    one(manifests, "ServiceMonitor", "kvmesh")["spec"]["selector"] = ""
+
+
 def leads_nowhere(manifests: list[Manifest]) -> None:
     one(manifests, "GRPCRoute", "frontend")["spec"]["rules"][0]["backendRefs"][0]["port"] = 80
 
@@ -400,6 +404,7 @@ EIGHT_GPUS: Final[tuple[tuple[Change, str], ...]] = (
     (scaled_twice, 'StatefulSet "decode" sets replicas, which HorizontalPodAutoscaler "decode" sets, too'),
     (scales_nothing, 'HorizontalPodAutoscaler "decode" scales Deployment "decode", which is missing'),
     (scrapes_nothing, 'ServiceMonitor "kvmesh" scrapes the port http'),
+    (no_selector, "spec.selector of ServiceMonitor \"kvmesh\" is refused: '' is not of type 'object'"),
     (leads_nowhere, 'GRPCRoute "frontend" leads to port 80 of Service "frontend", which is missing'),
     (other_llm, 'serves the version "llama-2": allowed is "llama-1", that of its pool'),
     (unknown_llm_key, "llm.yaml has keys that LLM(...) does not take: max_batches"),
