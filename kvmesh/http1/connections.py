@@ -1,4 +1,4 @@
-"""The open connections of an HTTP server: their number, and the idle ones in order. Pure."""
+"""The open connections of an HTTP server: their number, and the idle ones in order. No I/O here."""
 
 from __future__ import annotations
 

@@ -72,8 +72,11 @@ replicas = 0
 """
 """A mesh of the trained model, which alone has guided output."""
 
-OF_TRAINED: Final = ("docs/sampling.md",)
+OF_TRAINED: Final = ("docs/sampling.md", "docs/openai.md")
 """Pages whose commands and programs run beside that mesh."""
+
+OF_HTTP: Final = ("docs/openai.md",)
+"""Pages with programs that take the HTTP addresses of the frontends."""
 
 FIRST: Final = next(sample for sample in samples("sh") if sample.page == "docs/security.md")
 """Makes the certificates of the mesh, so it runs before the mesh does."""
@@ -236,6 +239,9 @@ def run_commands(checkout: Checkout, page: list[Sample]) -> None:
 
 
 def run_program(checkout: Checkout, sample: Sample) -> None:
-    done = checkout.run(sys.executable, "-c", sample.text, *checkout.mesh.addresses_of("frontend"))
+    mesh = checkout.mesh
+    http = [each.http_address for each in mesh.processes if each.http_address]
+    given = http if sample.page in OF_HTTP else mesh.addresses_of("frontend")
+    done = checkout.run(sys.executable, "-c", sample.text, *given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -55,6 +55,7 @@ FRONTEND_ORDER = {
     "draining": ("requests",),
     "mesh_secret": ("requests",),
     "region_listener": (),
+    "listeners": (),
     "region_routers": (),
     "readiness": ("requests",),
     "start_gate": ("requests",),
@@ -63,7 +64,7 @@ FRONTEND_ORDER = {
     "metrics": ("requests", "accounts"),
     "assembly": (
         *("requests", "accounts", "surface", "draining", "routers", "metrics", "shadow"),
-        *("mesh_secret", "readiness", "region_listener", "region_routers"),
+        *("mesh_secret", "readiness", "region_listener", "region_routers", "listeners"),
         *("start_gate", "warm_up"),
     ),
     "main": ("surface", "assembly"),

@@ -1,4 +1,4 @@
-"""Errors of the mesh as HTTP responses in OpenAI's form: status, headers, body. Pure.
+"""Errors of the mesh as HTTP responses in OpenAI's form: status, headers, body. No I/O here.
 
 `error.code` is the reason in docs/errors.md. `x-should-retry` overrides the retries of the openai package where the mesh
 knows better.
