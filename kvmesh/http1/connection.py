@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from kvmesh.http1.connections import Connections
@@ -26,6 +26,12 @@ IDENTITIES: Final = "kvmesh.identities"
 
 NAMES: Final = "names"
 """Key of the names as `CallHead.identities` has them."""
+
+PARTS: Final = "kvmesh.parts"
+"""Key of a scope's `extensions`. Its value has, under TRY_WRITE, a PartWriter."""
+
+TRY_WRITE: Final = "try_write"
+"""Key of the PartWriter."""
 
 Fault = Callable[[int, str, str], bytes]
 """Makes the JSON body of an error of HTTP itself from status, text and code."""
@@ -134,6 +140,7 @@ class HttpConnection(HttpToolsProtocol):
         except (ValueError, httptools.HttpParserError) as error:  # for example a path that is no ASCII
             self._refused = _Refused(400, f"the request target is malformed: {error}"[:200], "HTTP_MALFORMED")
             raise
+        self.scope.setdefault("extensions", {})[PARTS] = {TRY_WRITE: PartWriter(self.cycle)}
         if self._is_draining:
             self.cycle.keep_alive = False
         # The application reads the body once it may take the memory for it.
@@ -197,6 +204,28 @@ class HttpConnection(HttpToolsProtocol):
             )
             self.transport.write(b"".join([STATUS_LINE[status], head, body]))
         self.transport.close()
+
+
+class PartWriter:
+    """Writes parts of one response, without the message and the coroutines of ASGI's `send`."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def __call__(self, data: bytes) -> bool:
+        """Write `data`, some of the body, not empty. False: the body is not chunked, or the transport takes nothing now."""
+        cycle = self._cycle
+        if (
+            not cycle.chunked_encoding
+            or cycle.flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+        ):
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
 
 def _names(tls: ssl.SSLObject | None) -> Sequence[str]:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from kvmesh.clock import Clock, wall_s
 from kvmesh.errors import MeshError, Violation, internal, invalid
+from kvmesh.http1.connection import PARTS, TRY_WRITE
 from kvmesh.tenants.caller import Caller
 from services.frontend.requests import faults
 from services.frontend.requests.output import Output
@@ -185,7 +186,7 @@ class Endpoint:
         self._surface = surface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        responder = Responder(send)
+        responder = Responder(send, scope.get("extensions", {}).get(PARTS, {}).get(TRY_WRITE))
         request = self._request(scope, receive, responder)
         try:
             await self._serve(request, responder, scope)

@@ -39,10 +39,11 @@ LINGER_BYTES: Final = 8 << 20
 
 
 class Responder:
-    """Sends the response of one request."""
+    """Sends the response of one request. `try_part` writes some of a chunked body at once, if the server offers it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, try_part: Callable[[bytes], bool] | None = None) -> None:
         self._send = send
+        self._try_part = try_part
         self.has_started = False
         self.is_complete = False
 
@@ -68,6 +69,8 @@ class Responder:
 
     def try_part(self, data: bytes, *, is_last: bool) -> bool:
         """Send some of the body at once. False: the client's connection takes nothing now."""
+        if not is_last and self._try_part is not None and self._try_part(data):
+            return True
         if not _stepped(self._send(_part(data, is_last))):
             return False
         self.is_complete = is_last
