@@ -14,6 +14,19 @@ from kvmesh.models.detokenizer import Detokenizer
 from services.frontend.requests.stop_strings import StopStrings
 
 
+class BareTokens:
+    """The fields of pb.Tokens without protobuf, for surfaces that send no protobuf: a seventh of the time."""
+
+    __slots__ = ("ids", "logprobs", "position", "text", "top_logprobs")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.position = 0
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[pb.TopLogprobs] = []
+
+
 class Output:
     """Output of one request: positions [0, end), of which [0, taken) were handed to the client's writer.
 
@@ -112,7 +125,7 @@ class Output:
         tokens = pb.Tokens()
         return tokens if self.take_into(tokens) else None
 
-    def take_into(self, tokens: pb.Tokens) -> bool:
+    def take_into(self, tokens: pb.Tokens | BareTokens) -> bool:
         """Put the waiting output into the empty message `tokens`; it counts as handed out. False: nothing waits.
 
         Text that became certain only by `flush` is a message of its own, the last.

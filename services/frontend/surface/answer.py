@@ -5,14 +5,20 @@ Synchronous. It implements Source of the turn writer; the serving task uses the 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from kvmesh.clock import wall_s
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.accounts.accounting import Accounting, Hold
 from services.frontend.requests.core import FrontendCore
+from services.frontend.requests.output import BareTokens
 from services.frontend.requests.request import LiveRequest
 from services.frontend.requests.takeover import AttemptLocation
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.slow_reader import SlowReaderTimeout
+
+Message: TypeAlias = pb.GenerateResponse | BareTokens
+"""A message of an answer. Surfaces without protobuf get output as BareTokens."""
 
 
 class Answer:
@@ -22,6 +28,7 @@ class Answer:
         "_accounting",
         "_core",
         "_hold",
+        "_is_bare",
         "_messages",
         "_position",
         "_progress_at",
@@ -38,13 +45,17 @@ class Answer:
         core: FrontendCore,
         accounting: Accounting,
         messages: Messages,
+        *,
+        is_bare: bool = False,
     ) -> None:
+        """`is_bare`: output is taken as BareTokens, without resume tokens."""
         self._request = request
         self._reader = reader
         self._hold = hold
         self._core = core
         self._accounting = accounting
         self._messages = messages
+        self._is_bare = is_bare
         self._progress_at = hold.progress_at
         self._position = 0
         """End of the output in the last message that was taken."""
@@ -59,9 +70,16 @@ class Answer:
         """See Source."""
         return self._request.outcome is not None
 
-    def take(self) -> pb.GenerateResponse | None:
+    def take(self) -> Message | None:
         """See Source. The message has a new resume token if the attempt's location is not the one that the client has."""
-        request, message = self._request, pb.GenerateResponse()
+        request = self._request
+        if self._is_bare:
+            bare = BareTokens()
+            if not request.output.take_into(bare):
+                return None
+            self._position = request.output.taken
+            return bare
+        message = pb.GenerateResponse()
         tokens = message.tokens
         if not request.output.take_into(tokens):
             return None

@@ -26,7 +26,7 @@ from services.frontend.requests import faults
 from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.request import LiveRequest
 from services.frontend.surface import wire
-from services.frontend.surface.answer import Answer
+from services.frontend.surface.answer import Answer, Message
 from services.frontend.surface.call_reader import METHOD, CallReader
 from services.frontend.surface.intake import Arrival, Intake
 from services.frontend.surface.messages import Messages
@@ -139,16 +139,19 @@ class InferenceService:
         """See inference.proto."""
         await self.serve(GrpcCall(context))
 
-    async def serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
-        """Serve one call. Raises MeshError with the call's status."""
+    async def serve(self, call: Call[bytes, Any], *, is_bare: bool = False) -> None:
+        """Serve one call. Raises MeshError with the call's status.
+
+        `is_bare`: output is written as BareTokens, and not as a message with `tokens`. The client gets no resume token.
+        """
         try:
-            await self._serve(call)
+            await self._serve(call, is_bare=is_bare)
         except MeshError as error:
             if error.retry_after_s is not None:
                 error.retry_after_s *= 1 + RETRY_JITTER * self._chance()
             raise
 
-    async def _serve(self, call: Call[bytes, pb.GenerateResponse]) -> None:
+    async def _serve(self, call: Call[bytes, Message], *, is_bare: bool) -> None:
         # All three are taken at the same time, because the message may take seconds to arrive.
         arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
@@ -170,7 +173,7 @@ class InferenceService:
         admitted = await self._admit(data, arrival)
         if self._intake.reads_once:
             data = b""
-        while not await self._attend(call, admitted, trace):
+        while not await self._attend(call, admitted, trace, is_bare=is_bare):
             # Its pool was lost before `started`, and the version of the other pool has another tokenizer.
             arrival = self._intake.again(arrival, admitted.request)
             admitted = await self._admit(data, arrival)
@@ -196,7 +199,12 @@ class InferenceService:
         return Admitted(request, reader, hold)
 
     async def _attend(
-        self, call: Call[bytes, pb.GenerateResponse], admitted: Admitted, trace: RequestTrace
+        self,
+        call: Call[bytes, Message],
+        admitted: Admitted,
+        trace: RequestTrace,
+        *,
+        is_bare: bool,
     ) -> bool:
         """Stream the answer of an admitted request. Return False if it ended unanswered, to be read again.
 
@@ -212,7 +220,7 @@ class InferenceService:
                 call.set_trailers(remaining)
             await self._bind(request, reader.ready)
             if not request.must_reread:
-                await self._stream(call, request, reader, hold)
+                await self._stream(call, request, reader, hold, is_bare=is_bare)
         except MeshError as error:
             error.trailers = {**remaining, **error.trailers}
             raise
@@ -244,17 +252,19 @@ class InferenceService:
 
     async def _stream(
         self,
-        call: Call[bytes, pb.GenerateResponse],
+        call: Call[bytes, Message],
         request: LiveRequest,
         reader: SlowReaderTimeout,
         hold: Hold,
+        *,
+        is_bare: bool,
     ) -> None:
         """Write the waiting output as one message, then the output that accumulated during that write, until the end.
 
         While this task waits for output, the turn writer writes it if the transport takes it at once. Raises MeshError.
         """
-        answer = Answer(request, reader, hold, self._core, self._accounting, self._messages)
-        writer = DirectWriter(answer, call.try_write, self._turns)
+        answer = Answer(request, reader, hold, self._core, self._accounting, self._messages, is_bare=is_bare)
+        writer: DirectWriter[Message] = DirectWriter(answer, call.try_write, self._turns)
         request.on_ready = writer.on_ready
         ready = reader.ready
         try:
@@ -286,11 +296,11 @@ class InferenceService:
 
     async def _write(
         self,
-        call: Call[bytes, pb.GenerateResponse],
+        call: Call[bytes, Message],
         request: LiveRequest,
         reader: SlowReaderTimeout,
-        writer: DirectWriter[pb.GenerateResponse],
-        message: pb.GenerateResponse,
+        writer: DirectWriter[Message],
+        message: Message,
     ) -> None:
         """Write `message`; note the time at which the transport got the message, and the time at which it took it all."""
         if not writer.try_write(message):

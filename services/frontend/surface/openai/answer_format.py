@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.requests.output import BareTokens
 from services.frontend.surface.openai.token_texts import TokenTexts
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -39,7 +40,7 @@ class Format(Protocol):
         """Take the first message of the mesh. Nothing is sent for it."""
         ...
 
-    def tokens(self, message: pb.Tokens) -> bytes:
+    def tokens(self, message: BareTokens) -> bytes:
         """Return the bytes for some output; empty: nothing has to be sent."""
         ...
 
@@ -67,7 +68,7 @@ class Kind(Protocol):
         """Return the JSON fields of the choice of a first event without text; empty: there is no such event."""
         ...
 
-    def logprobs(self, message: pb.Tokens, texts: TokenTexts) -> Any:
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
         """Return the log-probabilities of a message, or of a whole answer."""
         ...
 
@@ -91,7 +92,7 @@ class ChatKind:
         """See Kind."""
         return b'"delta":{"role":"assistant","content":""}'
 
-    def logprobs(self, message: pb.Tokens, texts: TokenTexts) -> Any:
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
         """See Kind."""
         content = []
         for index, (token, value) in enumerate(zip(message.ids, message.logprobs, strict=False)):
@@ -129,7 +130,7 @@ class CompletionKind:
         """See Kind."""
         return b""
 
-    def logprobs(self, message: pb.Tokens, texts: TokenTexts) -> Any:
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
         """See Kind."""
         tokens = [texts.text(token) for token in message.ids]
         offsets = []
@@ -186,7 +187,7 @@ class Facts:
             "system_fingerprint": self.version,
         }
 
-    def logprobs(self, message: pb.Tokens) -> Any:
+    def logprobs(self, message: BareTokens) -> Any:
         """Return the log-probabilities of `message`; None: none were asked for."""
         if not self.with_logprobs or not message.ids:
             return None
@@ -217,7 +218,7 @@ class EventStream:
         usage = b',"usage":null' if self._includes_usage else b""
         self._end = b',"finish_reason":null}]%b}\n\n' % usage
 
-    def tokens(self, message: pb.Tokens) -> bytes:
+    def tokens(self, message: BareTokens) -> bytes:
         """See Format."""
         if not message.ids:
             self._tail += message.text
@@ -271,18 +272,20 @@ class WholeAnswer:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._text: list[str] = []
-        self._all = pb.Tokens()
+        self._all = BareTokens()
         """Tokens and log-probabilities, if they are asked for."""
 
     def started(self, message: pb.Started) -> None:
         """See Format."""
         self._facts.take(message)
 
-    def tokens(self, message: pb.Tokens) -> bytes:
+    def tokens(self, message: BareTokens) -> bytes:
         """See Format."""
         self._text.append(message.text)
         if self._facts.with_logprobs or self._facts.with_ids:
-            self._all.MergeFrom(message)
+            self._all.ids += message.ids
+            self._all.logprobs += message.logprobs
+            self._all.top_logprobs += message.top_logprobs
         return b""
 
     def finished(self, message: pb.Finished) -> bytes:

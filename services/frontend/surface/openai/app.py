@@ -268,7 +268,7 @@ class Generation(Endpoint):
 
     async def _serve(self, request: HttpRequest, responder: Responder, scope: Scope) -> None:
         assert isinstance(request, GenerateCall)
-        await self._surface.service.serve(request)
+        await self._surface.service.serve(request, is_bare=True)
 
     async def _translated(self, body: bytes, call: GenerateCall) -> bytes:
         """Return the message of the request in `body`, and tell `call` the form of its answer. Raises MeshError."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
-from services.frontend.requests.output import Output
+from services.frontend.requests.output import BareTokens, Output
 
 FIELD: Final = "Last-Event-ID"
 
@@ -22,7 +22,7 @@ class Continuation:
         self._position = position
         self._output = output
 
-    def rest_of(self, message: pb.Tokens) -> pb.Tokens | None:
+    def rest_of(self, message: BareTokens) -> BareTokens | None:
         """Return the part of `message` that the client lacks; None: it has all of it."""
         end = message.position + len(message.ids)
         if message.position >= self._position:
@@ -34,13 +34,13 @@ class Continuation:
         if end <= self._position:
             return None
         cut = len(known)
-        return pb.Tokens(
-            text=message.text[had:],
-            ids=message.ids[cut:],
-            position=self._position,
-            logprobs=message.logprobs[cut:],
-            top_logprobs=message.top_logprobs[cut:],
-        )
+        rest = BareTokens()
+        rest.text = message.text[had:]
+        rest.ids = message.ids[cut:]
+        rest.position = self._position
+        rest.logprobs = message.logprobs[cut:]
+        rest.top_logprobs = message.top_logprobs[cut:]
+        return rest
 
     def has_end(self, message: pb.Finished) -> bool:
         """Return True if the client has the closing event already. Raises MeshError if it cannot have its position."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.http1.connection import IDENTITIES, NAMES
-from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.requests.output import BareTokens
+from services.frontend.surface.answer import Message
 from services.frontend.surface.intake import CONTINUES_METADATA
 from services.frontend.surface.openai import http_errors
 from services.frontend.surface.openai.answer_format import Format
@@ -194,7 +195,7 @@ class GenerateCall(HttpRequest):
         self._arrived_s = now_s()
         self.trailers: Mapping[str, str] = {}
         """The remaining budget, known once the request was admitted."""
-        self._last: tuple[pb.GenerateResponse, bytes] | None = None
+        self._last: tuple[Message, bytes] | None = None
         """The message of the last write that was not taken, and its bytes."""
         self.request_id = ""
         """Known once the request was admitted."""
@@ -218,23 +219,24 @@ class GenerateCall(HttpRequest):
         """See Call. Raises MeshError."""
         return await self._translate(await self.body(), self)
 
-    def try_write(self, message: pb.GenerateResponse) -> bool:
+    def try_write(self, message: Message) -> bool:
         """See Call. Raises MeshError."""
         data = self._bytes_of(message)
-        is_last = message.HasField("finished")
-        if data and not (self._has_begun(data) and self._responder.try_part(data, is_last=is_last)):
-            self._last = message, data
-            return False
+        if data:
+            is_last = not isinstance(message, BareTokens)  # `started` has no bytes
+            if not (self._has_begun(data) and self._responder.try_part(data, is_last=is_last)):
+                self._last = message, data
+                return False
         self._last = None
         return True
 
-    async def write(self, message: pb.GenerateResponse) -> None:
+    async def write(self, message: Message) -> None:
         """See Call. Raises MeshError."""
         data = self._bytes_of(message)
         if data:
             if not self._responder.has_started:
                 await self._responder.start(200, self._good_headers(data))
-            await self._responder.part(data, is_last=message.HasField("finished"))
+            await self._responder.part(data, is_last=not isinstance(message, BareTokens))
         self._last = None
 
     def set_trailers(self, trailers: Mapping[str, str]) -> None:
@@ -252,18 +254,17 @@ class GenerateCall(HttpRequest):
             return [EVENTS, NO_CACHE, UNBUFFERED, *more]
         return [JSON, (b"content-length", b"%d" % len(data)), *more]
 
-    def _bytes_of(self, message: pb.GenerateResponse) -> bytes:
+    def _bytes_of(self, message: Message) -> bytes:
         """Return the bytes for `message`, made once."""
         last = self._last
         if last is not None and last[0] is message:
             return last[1]
         assert self.format is not None
-        if message.HasField("tokens"):
-            tokens = message.tokens
-            if self._continuing is not None and tokens.ids:
-                rest = self._continuing.rest_of(tokens)
+        if isinstance(message, BareTokens):
+            if self._continuing is not None and message.ids:
+                rest = self._continuing.rest_of(message)
                 return b"" if rest is None else self.format.tokens(rest)
-            return self.format.tokens(tokens)
+            return self.format.tokens(message)
         if message.HasField("started"):
             self.request_id = message.started.request_id
             if self.continuation is not None:
