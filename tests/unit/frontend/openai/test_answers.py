@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from kvmesh.config import MeshConfig
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.models.tokenizer import ModelTokenizer
-from services.frontend.requests.output import Output
+from services.frontend.requests.output import BareTokens, Output
 from services.frontend.surface.openai.answer_format import (
     ChatKind,
     CompletionKind,
@@ -34,21 +34,26 @@ def output(stop: Sequence[str] = ()) -> Output:
     return Output(TOKENIZER.detokenizer(), tuple(stop), with_logprobs=True)
 
 
+def waiting(out: Output) -> Iterator[BareTokens]:
+    """Yield all waiting output."""
+    while out.take_into(tokens := BareTokens()):
+        yield tokens
+
+
 def messages(
     ids: Sequence[int], cuts: Sequence[int], stop: Sequence[str]
-) -> tuple[list[pb.Tokens], pb.Finished]:
+) -> tuple[list[BareTokens], pb.Finished]:
     """Return the messages of an answer with tokens `ids` that are handed out at `cuts`."""
-    out, made = output(stop), list[pb.Tokens]()
+    out, made = output(stop), list[BareTokens]()
     for index, each in enumerate(ids):
         out.feed([each], [-0.5])
-        if index in cuts and (taken := out.take()) is not None:
-            made.append(taken)
+        if index in cuts:
+            made += waiting(out)
         if out.stop_string is not None:
             break
     if out.stop_string is None:
         out.flush()
-    while (taken := out.take()) is not None:
-        made.append(taken)
+    made += waiting(out)
     reason = pb.FINISH_REASON_STOP_STRING if out.stop_string else pb.FINISH_REASON_LENGTH
     usage = pb.Usage(prompt_token_count=3, cached_token_count=2, output_token_count=out.end)
     return made, pb.Finished(finish_reason=reason, stop_string=out.stop_string or "", usage=usage)
@@ -72,7 +77,7 @@ def events(data: bytes) -> list[tuple[int | None, Any]]:
 
 
 def streamed(
-    tokens: Sequence[pb.Tokens], finished: pb.Finished, stream: EventStream
+    tokens: Sequence[BareTokens], finished: pb.Finished, stream: EventStream
 ) -> list[tuple[int | None, Any]]:
     stream.started(STARTED)
     data = b"".join(stream.tokens(each) for each in tokens) + stream.finished(finished)
