@@ -19,6 +19,8 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: str = ""
+    parsed_arguments: Any = None
+    """The arguments as openai of npm has decoded them. Not read: `arguments` has them."""
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +52,10 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     audio: Any = None
     function_call: Any = None
     annotations: Any = None
+    parsed: Any = None
+    """The content as openai of npm has decoded it. Not read: `content` has it."""
+    type: str | None = None
+    """Only "text", "message" or absent: a message is nothing else."""
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +96,12 @@ class ChatRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
+    # Fields of vLLM.
+    echo: Any = None
+    continue_final_message: Any = None
+    include_reasoning: Any = None
+    documents: Any = None
+    chat_template: Any = None
 
 
 READER: Final = JsonReader(ChatRequest)
@@ -105,9 +117,19 @@ _UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {
     "moderation": (),
     "prediction": (),
     "reasoning_effort": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
+    "echo": (False,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "documents": ([],),
+    "chat_template": (),
+    "add_special_tokens": (False,),
 }
+"""As DEFAULTS of shared_fields. Templates write the special tokens of a chat."""
+
+_WITHOUT_TOOLS: Final = {**_UNSERVED, "parallel_tool_calls": (True, False)}
+"""The same for a request without tools, which has nothing to call."""
 
 _ROLES: Final = {
     "system": pb.ChatMessage.ROLE_SYSTEM,
@@ -120,7 +142,7 @@ _ROLES: Final = {
 def read(data: bytes) -> Asked:
     """Return the request in the body `data`. Raises MeshError with the names of the wrong fields."""
     body: ChatRequest = READER.read(data)
-    check_served(body, _UNSERVED)
+    check_served(body, _UNSERVED if body.tools else _WITHOUT_TOOLS)
     request = pb.GenerateRequest()
     limit = _output_limit(body)
     into_request(body, limit, request)
@@ -132,7 +154,7 @@ def read(data: bytes) -> Asked:
     if body.response_format is not None:
         _put_format(body.response_format, request.sampling)
     options = request.options
-    if body.top_logprobs is not None:
+    if body.top_logprobs is not None and (body.top_logprobs or body.logprobs):
         if not body.logprobs:
             what = "top_logprobs needs logprobs = true"
             raise invalid("FIELD_OUT_OF_RANGE", [Violation("top_logprobs", "set", what, is_clause=True)])
@@ -186,6 +208,8 @@ def _unserved_of(messages: list[Message]) -> Iterator[Violation]:
         for name in ("audio", "function_call"):
             if getattr(each, name) is not None:
                 yield Violation(f"{path}.{name}", "set", "absent or null")
+        if each.type not in (None, "text", "message"):
+            yield Violation(f"{path}.type", repr(each.type[:40]), '"text" or "message"')
         if each.refusal:
             yield Violation(f"{path}.refusal", "set", "absent or null")
         if isinstance(each.content, list):

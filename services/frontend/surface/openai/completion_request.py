@@ -26,7 +26,13 @@ class CompletionRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
 
 READER: Final = JsonReader(CompletionRequest)
 
-_UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "add_special_tokens": (True,),
+}
+"""As DEFAULTS of shared_fields. A text begins with the model's own special tokens."""
 
 
 def read(data: bytes) -> Asked:

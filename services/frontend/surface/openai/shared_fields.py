@@ -26,6 +26,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Only false or absent: the mesh does not pad events."""
+    continuous_usage_stats: bool | None = None
+    """Only false or absent: the usage comes once, at the end."""
 
 
 class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,6 +63,20 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     store: Any = None
     safety_identifier: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    # Fields of vLLM that the mesh does not serve. Its clients send them with the values that ask for nothing.
+    min_p: Any = None
+    length_penalty: Any = None
+    use_beam_search: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    return_tokens_as_token_ids: Any = None
+    add_special_tokens: Any = None
 
     @property
     def streams(self) -> bool:
@@ -78,12 +94,24 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return None if self.deadline_ms is None else self.deadline_ms / 1000.0
 
 
-_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
+DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "metadata": ({},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "safety_identifier": (),
     "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_options": ({},),
+    "min_p": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "return_tokens_as_token_ids": (False,),
 }
 """Values of fields that are not served which ask for nothing, beside null."""
 
@@ -99,12 +127,15 @@ def unserved(fields: msgspec.Struct, defaults: Mapping[str, tuple[Any, ...]]) ->
 
 def check_served(fields: SharedFields, further: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise MeshError (FEATURE_UNSUPPORTED) with the names of all fields that ask for something that is not served."""
-    found = [*unserved(fields, _DEFAULTS), *unserved(fields, further)]
+    found = [*unserved(fields, DEFAULTS), *unserved(fields, further)]
     if fields.n not in (None, 1):
         found.append(Violation("n", str(fields.n), "1"))
     options = fields.stream_options
-    if options is not None and options.include_obfuscation:
-        found.append(Violation("stream_options.include_obfuscation", "true", "absent or false"))
+    found += [
+        Violation(f"stream_options.{name}", "true", "absent or false")
+        for name in ("include_obfuscation", "continuous_usage_stats")
+        if options is not None and getattr(options, name)
+    ]
     if found:
         raise invalid("FEATURE_UNSUPPORTED", found)
     if options is not None and not fields.streams:

@@ -159,6 +159,13 @@ def test_every_declared_field_is_served_or_refused_by_its_name() -> None:
             "response_format.json_schema.schema",
         ),
         ({"stream_options": {"include_usage": True}}, "FIELD_OUT_OF_RANGE", "stream_options"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "FEATURE_UNSUPPORTED",
+            "stream_options.continuous_usage_stats",
+        ),
+        ({"messages": [{"role": "user", "type": "image"}]}, "FEATURE_UNSUPPORTED", "messages[0].type"),
+        ({"verbosity": "low"}, "FEATURE_UNSUPPORTED", "verbosity"),
         ({"deadline_ms": 0}, "FIELD_OUT_OF_RANGE", "deadline_ms"),
         ({"ttft_timeout_ms": 1e300}, "FIELD_OUT_OF_RANGE", "ttft_timeout_ms"),
     ],
@@ -170,7 +177,7 @@ def test_a_wrong_field_is_refused_by_its_name(fields: dict[str, Any], reason: st
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
     """Clients send null and default values of fields that they do not use."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "n": 1,
         "metadata": None,
         "store": False,
@@ -182,9 +189,117 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
         "stream": False,
         "logprobs": None,
         "stop": None,
+        "top_logprobs": 0,
+        "verbosity": "medium",
+        "prompt_cache_options": {},
     }
     assert chat(**defaults) == chat()
     assert completion(echo=False, best_of=1, suffix=None) == completion()
+
+
+OF_VLLM: dict[str, Any] = {
+    "min_p": 0.0,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
+    "prompt_logprobs": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "return_tokens_as_token_ids": False,
+    "echo": False,
+}
+"""Fields of vLLM's requests with their defaults."""
+OF_VLLM_CHATS: dict[str, Any] = {
+    "add_special_tokens": False,
+    "continue_final_message": False,
+    "include_reasoning": True,
+    "documents": [],
+    "chat_template": None,
+}
+
+
+def test_defaults_of_vllm_are_accepted_and_other_values_refused_by_name() -> None:
+    """A default asks for nothing. Another value asks for something that the mesh cannot do."""
+    assert chat(**OF_VLLM, **OF_VLLM_CHATS) == chat()
+    assert completion(**OF_VLLM, add_special_tokens=True) == completion()
+    for read, known in (
+        (chat, OF_VLLM | OF_VLLM_CHATS),
+        (completion, OF_VLLM | {"add_special_tokens": True}),
+    ):
+        for name, default in known.items():
+            error = refusal(read, **{name: not default if isinstance(default, bool) else [0.5]})
+            assert (error.reason, error.violations[0].field) == ("FEATURE_UNSUPPORTED", name)
+
+
+def test_tool_calls_in_parallel_are_nothing_without_tools() -> None:
+    """LangChain and editors send false with every request; with tools the mesh cannot promise it."""
+    assert chat(parallel_tool_calls=False) == chat()
+    error = refusal(chat, parallel_tool_calls=False, tools=[{"type": "function"}])
+    assert (error.reason, error.violations[0].field) == ("FEATURE_UNSUPPORTED", "parallel_tool_calls")
+
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+CHATS_OF_CLIENTS: dict[str, dict[str, Any]] = {
+    "vllm bench serve": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+        "repetition_penalty": 1.0,
+        **STREAMED,
+    },
+    "aiperf": {"stream_options": {"include_usage": True, "continuous_usage_stats": False}, "stream": True},
+    "lm-eval": {
+        "messages": [{"role": "user", "content": "hello", "type": "text"}],
+        "temperature": 0,
+        "stop": [],
+    },
+    "LibreChat": {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "user": "id"},
+    "LiteLLM": {"response_format": {"type": "text"}},
+    "LangChain": {"stream": False, "n": 1, "parallel_tool_calls": False},
+    "Roo Code": {
+        "messages": [
+            {
+                "role": "system",
+                "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+            },
+            *MESSAGES,
+        ],
+        **STREAMED,
+    },
+}
+
+
+@pytest.mark.parametrize("client", CHATS_OF_CLIENTS)
+def test_default_bodies_of_clients_are_served(client: str) -> None:
+    """The fields that a client sends by itself are no reason for a refusal."""
+    asked = chat(**CHATS_OF_CLIENTS[client])
+    assert asked.request.chat.messages[-1].content == "hello"
+
+
+def test_langchain_s_completion_is_served() -> None:
+    """Its prompt is a list of one text."""
+    fields = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0,
+        "logprobs": None,
+        "n": 1,
+        "seed": None,
+        "best_of": 1,
+    }
+    assert completion(prompt=["hello"], **fields) == completion()
+
+
+def test_a_message_of_npm_s_client_comes_back_with_what_it_decoded() -> None:
+    """The package adds the decoded content and arguments to its message objects. They change nothing."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    plain = {"role": "assistant", "content": '{"a":1}', "refusal": None, "tool_calls": [call]}
+    decoded = {
+        **plain,
+        "parsed": {"a": 1},
+        "tool_calls": [{**call, "function": {**call["function"], "parsed_arguments": {"a": 1}}}],  # type: ignore[dict-item]
+    }
+    assert chat(messages=[*MESSAGES, decoded]) == chat(messages=[*MESSAGES, plain])
 
 
 def test_texts_of_parts_and_tool_calls_reach_the_template() -> None:
