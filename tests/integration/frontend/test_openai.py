@@ -15,12 +15,13 @@ import openai
 import pytest
 from openai.types import Completion
 
+from kvmesh.errors import from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.membership.member import Member
 from tests.integration.frontend.conftest import CONFIG, Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
-from tests.integration.frontend.test_generate import PROMPT, TOKENIZER, Answer, request
-from tests.integration.frontend.test_tenants_wire import KEYS, TABLES
+from tests.integration.frontend.test_generate import PROMPT, TOKENIZER, Answer, error_of, request
+from tests.integration.frontend.test_tenants_wire import KEYS, TABLES, call, until_settled
 from tests.patience import patience, wait_for
 
 COUNT = 40
@@ -184,9 +185,9 @@ async def test_credentials_are_those_of_grpc(redis_url: str, pool: Pool) -> None
             (KEYS["off"], openai.PermissionDeniedError, "TENANT_DISABLED"),
         ):
             async with client(serving, key) as aio:
-                for call in (aio.completions.create(**asked(4)), aio.models.list()):
+                for each in (aio.completions.create(**asked(4)), aio.models.list()):
                     with pytest.raises(error) as caught:
-                        await call
+                        await each
                     assert caught.value.code == code
         async with client(serving, KEYS["agents"], max_retries=0) as aio:
             with pytest.raises(openai.PermissionDeniedError) as caught:
@@ -399,3 +400,19 @@ async def test_requests_at_once_share_a_frontend(serving: Serving) -> None:
         found = await wait_for(asyncio.gather(*map(one, prompts, kinds)), 20)
     assert found == [oracle(prompt, 12) for prompt in prompts]
     await serving.until_empty()
+
+
+async def test_the_same_limits_refuse_with_the_same_reason(redis_url: str, pool: Pool) -> None:
+    async with serving_with_redis(redis_url, pool, **TABLES) as serving:
+        pool.hold_at = "queued"
+        running = [call(serving, request(4), "agents") for _ in range(4)]
+        await until(lambda: len(pool.runs) == 4, "four run")
+        for tenant, count in (("agents", 4), ("search", 51), ("batch", 2000)):
+            wanted = from_rpc_error(await error_of(call(serving, request(count), tenant)))
+            async with client(serving, KEYS[tenant], max_retries=0) as aio:
+                with pytest.raises(openai.APIStatusError) as caught:
+                    await aio.completions.create(**asked(count))
+            assert caught.value.code == wanted.reason
+        for each in running:
+            each.cancel()
+        await until_settled(serving)
