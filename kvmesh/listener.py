@@ -39,7 +39,8 @@ class Listener(Generic[Kind]):
         self._arrive = arrive
         self._has_room = has_room
         self._ports: list[tuple[socket.socket, Kind]] = []
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[None], None] = {}
+        """The longest arriving one first."""
         self._is_closed = False
 
     def bind(self, address: str, kind: Kind) -> int:
@@ -79,7 +80,13 @@ class Listener(Generic[Kind]):
         for listening, _ in self._ports:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
-        await asyncio.gather(*self._arriving)
+        await asyncio.gather(*self._arriving, return_exceptions=True)
+
+    def cut(self, most: int) -> None:
+        """End the arrival of connections, the longest arriving ones first, until `most` are arriving."""
+        for arriving in list(self._arriving)[: max(0, len(self._arriving) - most)]:
+            arriving.cancel()
+            self._forget(arriving)
 
     def _listen(self, listening: socket.socket, kind: Kind) -> None:
         if not self._is_closed:
@@ -103,8 +110,11 @@ class Listener(Generic[Kind]):
                 continue
             accepted.setblocking(False)
             arriving = asyncio.create_task(self._made(accepted, kind), name="edge-arrive")
-            self._arriving.add(arriving)
-            arriving.add_done_callback(self._arriving.discard)
+            self._arriving[arriving] = None
+            arriving.add_done_callback(self._forget)
+
+    def _forget(self, arriving: asyncio.Task[None]) -> None:
+        self._arriving.pop(arriving, None)
 
     @property
     def arriving(self) -> int:

@@ -8,11 +8,20 @@ from typing import Final
 HEAD_BYTES_MAX: Final = 16_384
 """Bytes of a request's line, headers and trailers."""
 
+HEADER_BYTES: Final = 128
+"""Bytes that each header counts beside its name and value: it takes as much memory. So a request has 128 at most."""
+
+PIPELINED_MAX: Final = 16
+"""Requests that may wait behind another one on their connection. Together their headers have HEAD_BYTES_MAX at most."""
+
+READ_BYTES: Final = 16_384
+"""Most bytes of one read. A connection with a request whose body is not wanted yet holds as many."""
+
 IDLE_S: Final = 75.0
 """Time after which a connection without a request is closed. It is longer than the idle time of common proxies (60 s)."""
 
 RECEIVE_BUFFER_BYTES: Final = 65_536
-"""Receive buffer of a connection in the kernel, which doubles it. It bounds the bytes of one read."""
+"""Receive buffer of a connection in the kernel, which doubles it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any, Final
 
 from uvicorn.config import Config
@@ -19,7 +18,8 @@ from uvicorn.server import ServerState
 
 from kvmesh.http1.connection import Fault, HttpConnection
 from kvmesh.http1.connections import Connections
-from kvmesh.http1.limits import HttpLimits
+from kvmesh.http1.inbox import Inbox
+from kvmesh.http1.limits import READ_BYTES, HttpLimits
 from kvmesh.http2.tls import ServerContexts
 from kvmesh.listener import Listener
 from kvmesh.trust.server_credentials import ServerTls
@@ -49,6 +49,7 @@ class HttpServer:
         self._limits = limits
         self._fault = fault
         self._credentials = credentials
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._state = ServerState()
         self._config = Config(
             application,
@@ -75,9 +76,7 @@ class HttpServer:
     def listen(self, address: str) -> str:
         """Bind `host:port` (port 0: a free port), take connections, and return the address. Raises HttpListenError."""
         contexts = ServerContexts(self._credentials, ALPN) if self._credentials is not None else None
-        listener: Listener[ServerContexts | None] = Listener(
-            self._arrive, lambda: listener.arriving < self._limits.connections_max
-        )
+        listener: Listener[ServerContexts | None] = Listener(self._arrive, self._make_room)
         try:
             port = listener.bind(address, contexts)
         except RuntimeError as error:
@@ -109,6 +108,8 @@ class HttpServer:
     async def stop(self) -> None:
         """Take no more connections, and end all requests and connections. Idempotent."""
         self._is_stopped = True
+        if self._listener is not None:
+            self._listener.cut(0)
         await self.close_listener()
         tasks = list(self._state.tasks)
         for task in tasks:
@@ -121,15 +122,24 @@ class HttpServer:
     def _open(self) -> set[HttpConnection]:
         return {each for each in self.connections.open if isinstance(each, HttpConnection)}
 
+    def _make_room(self) -> bool:
+        """End the longest of the TLS handshakes if there are as many as connections are allowed. True: there is room."""
+        if self._listener is not None:
+            self._listener.cut(self._limits.connections_max - 1)
+        return True
+
+    def _made(self) -> Inbox:
+        connection = HttpConnection(self._config, self._state, self._limits, self.connections, self._fault)
+        return Inbox(connection, self._buffer)
+
     async def _arrive(self, accepted: socket.socket, contexts: ServerContexts | None) -> None:
-        make = partial(HttpConnection, self._config, self._state, self._limits, self.connections, self._fault)
         connect = asyncio.get_running_loop().connect_accepted_socket
         if contexts is None:
-            await connect(make, accepted)
+            await connect(self._made, accepted)
             return
         try:
             await connect(
-                make, accepted, ssl=contexts.context(), ssl_handshake_timeout=self._limits.handshake_s
+                self._made, accepted, ssl=contexts.context(), ssl_handshake_timeout=self._limits.handshake_s
             )
         except (OSError, ssl.SSLError) as error:  # each client can cause it
             log.debug("a TLS handshake failed", extra={"why": str(error)})
