@@ -59,6 +59,7 @@ from services.frontend.surface.openai.token_texts import TokenTexts
 from services.frontend.surface.request_parser import RequestParser
 from services.frontend.surface.served_versions import ServedVersions
 from services.frontend.surface.service import InferenceService
+from services.frontend.surface.slow_reader import TAIL_S
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class OpenAiSurface:
             ],
             exception_handlers={HTTPException: _of_http},
         )
+        # A redirect would lead to the host that the request names.
+        self.application.router.redirect_slashes = False
 
     async def decoded(self, read: Callable[[bytes], Any], body: bytes) -> Any:
         """Return `read(body)`, made by a thread if the body is big. Raises MeshError."""
@@ -209,7 +212,6 @@ class Endpoint:
                     self._named(error, request),
                     responder,
                     self._error_headers(error, request),
-                    request=request,
                 )
         except (TimeoutError, asyncio.CancelledError):
             log.debug("the client did not take the refusal", extra={"reason": error.reason})
@@ -241,7 +243,11 @@ class Plain(Endpoint):
     async def _serve(self, request: HttpRequest, responder: Responder, scope: Scope) -> None:
         caller = self._surface.calls.caller(request)
         body = await self._answer(request, caller, scope["path_params"])
-        await responder.whole(200, body, [])
+        try:
+            async with asyncio.timeout(TAIL_S):
+                await responder.whole(200, body, [])
+        except TimeoutError:
+            log.debug("the client did not take the answer", extra={"path": scope["path"]})
 
 
 class Generation(Endpoint):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from kvmesh.errors import MeshError, Violation, invalid
@@ -26,6 +25,8 @@ Send = Callable[[Mapping[str, Any]], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
 LAST_EVENT_ID: Final = "last-event-id"
+IDENTITY: Final = "identity"
+"""Coding of a body that is sent as it is."""
 
 JSON: Final = (b"content-type", b"application/json")
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -34,9 +35,8 @@ UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 """Tells nginx to send events on as they come."""
 CLOSE: Final = (b"connection", b"close")
 
-LINGER_S: Final = 1.0
-LINGER_BYTES: Final = 8 << 20
-"""Bounds on a body that is read only so that its client can read the refusal."""
+PIECE_BYTES: Final = 65_536
+"""Most bytes that are sent without a look at what the client has taken: the client of a long answer may not read it."""
 
 
 class Responder:
@@ -47,6 +47,8 @@ class Responder:
         self._try_part = try_part
         self.has_started = False
         self.is_complete = False
+        self.takes_events = False
+        """True once the response is a stream of events, so that an error can be its last one."""
 
     async def whole(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response."""
@@ -56,20 +58,27 @@ class Responder:
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers."""
         await self._send(_start(status, headers))
-        self.has_started = True
+        self.has_started, self.takes_events = True, EVENTS in headers
 
     async def part(self, data: bytes, *, is_last: bool) -> None:
         """Send some of the body."""
-        await self._send(_part(data, is_last))
-        self.is_complete = is_last
+        takes_events = self.takes_events
+        self.takes_events = takes_events and len(data) <= PIECE_BYTES  # no event fits into a torn one
+        for start in range(0, max(1, len(data)), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await self._send(_part(data[start:end], is_last and end >= len(data)))
+        self.is_complete, self.takes_events = is_last, takes_events
 
     def try_start(self, status: int, headers: Headers) -> bool:
         """Send status and headers at once. False: the client's connection takes nothing now."""
         self.has_started = _stepped(self._send(_start(status, headers)))
+        self.takes_events = self.has_started and EVENTS in headers
         return self.has_started
 
     def try_part(self, data: bytes, *, is_last: bool) -> bool:
-        """Send some of the body at once. False: the client's connection takes nothing now."""
+        """Send some of the body at once. False: the client's connection takes nothing now, or not that much."""
+        if len(data) > PIECE_BYTES:
+            return False
         if not is_last and self._try_part is not None and self._try_part(data):
             return True
         if not _stepped(self._send(_part(data, is_last))):
@@ -90,8 +99,6 @@ class HttpRequest:
         self._watch: asyncio.Task[Any] | None = None
         self.is_gone = False
         """True once the client has disconnected."""
-        self.has_body = False
-        """True once the body was read to its end."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -122,8 +129,14 @@ class HttpRequest:
     async def body(self) -> bytes:
         """Return the body, and watch the client from now on: the current task is cancelled when it disconnects.
 
-        Raises MeshError (MESSAGE_TOO_LARGE), or CancelledError if the client disconnects before.
+        Raises MeshError (FEATURE_UNSUPPORTED, MESSAGE_TOO_LARGE), or CancelledError if the client disconnects before.
         """
+        coding = self.metadata.get("content-encoding", IDENTITY)
+        if coding.strip().lower() not in ("", IDENTITY):
+            raise invalid(
+                "FEATURE_UNSUPPORTED",
+                [Violation("Content-Encoding", repr(coding[:40]), "absent or identity")],
+            )
         parts: list[bytes] = []
         size, most = 0, self._body_bytes_max
         stated = self.metadata.get("content-length", "")
@@ -141,20 +154,8 @@ class HttpRequest:
             parts.append(part)
             if not message.get("more_body", False):
                 break
-        self.has_body = True
         self._watch = asyncio.create_task(self._disconnected(asyncio.current_task()), name="http-watch")
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def linger(self) -> None:
-        """Read and drop the rest of the body, within LINGER_S and LINGER_BYTES."""
-        left = 0 if self.has_body or self.is_gone else LINGER_BYTES
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while left > 0:
-                    message = await self._receive()
-                    left -= len(message.get("body", b"")) + 1
-                    if not message.get("more_body", False):
-                        return
 
     def close(self) -> None:
         """Stop to watch the client. Idempotent."""
@@ -276,26 +277,22 @@ class GenerateCall(HttpRequest):
         return self.format.finished(message.finished)
 
 
-async def refuse(error: MeshError, responder: Responder, headers: Headers, *, request: HttpRequest) -> None:
-    """Send `error`: as a response, or as the last event of a stream.
+async def refuse(error: MeshError, responder: Responder, headers: Headers) -> None:
+    """Send `error`: as a response, or as the last event of a stream. Another response that began is left unfinished.
 
-    The connection of a draining frontend, or with a body that was not read, takes no more requests.
+    The connection of a draining frontend takes no more requests.
     """
     if responder.is_complete:
         return
     if responder.has_started:
-        await responder.part(http_errors.event_of(error), is_last=True)
+        if responder.takes_events:
+            await responder.part(http_errors.event_of(error), is_last=True)
         return
     body = http_errors.body_of(error)
-    size = (b"content-length", b"%d" % len(body))
-    made = [JSON, size, *http_errors.headers_of(error), *headers]
-    if not request.has_body or error.reason == "DRAINING":
-        made.append(CLOSE)
-    await responder.start(http_errors.status_of(error), made)
-    await responder.part(body, is_last=False)
-    # A close with unread bytes would reset the connection, and the client would lose the response.
-    await request.linger()
-    await responder.part(b"", is_last=True)
+    close = [CLOSE] if error.reason == "DRAINING" else []
+    await responder.whole(
+        http_errors.status_of(error), body, [*http_errors.headers_of(error), *headers, *close]
+    )
 
 
 def _stepped(sending: Coroutine[Any, Any, None]) -> bool:
