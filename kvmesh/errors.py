@@ -34,6 +34,7 @@ TABLE: Final[Mapping[str, grpc.StatusCode]] = {
     "ENGINE_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "IDEMPOTENCY_KEY_REUSED": grpc.StatusCode.INVALID_ARGUMENT,
     "COST_EXCEEDS_BURST": grpc.StatusCode.INVALID_ARGUMENT,
+    "MODEL_UNKNOWN": grpc.StatusCode.NOT_FOUND,
     # The caller is unknown, or lacks the right for this request.
     "CREDENTIALS_MISSING": grpc.StatusCode.UNAUTHENTICATED,
     "CREDENTIALS_UNKNOWN": grpc.StatusCode.UNAUTHENTICATED,

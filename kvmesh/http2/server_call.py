@@ -117,6 +117,10 @@ class ServerCall:
             return EOF
         return data if self._deserialize is None else self._deserialize(data)
 
+    async def arrives(self) -> bool:
+        """Return True once a part of the next message is there, or False at EOF. Raises grpc.aio.UsageError."""
+        return await self.stream.arrives()
+
     def try_write(self, message: Any) -> bool:
         """Send `message` if it need not wait. Return False if it must be sent by `write`. Raises grpc.aio.UsageError."""
         self._answer()

@@ -127,11 +127,28 @@ class Stream:
                     raise WireError(grpc.StatusCode.INTERNAL, "the last message is cut off")
                 return None
             self._grant()
-            self._reading = asyncio.get_running_loop().create_future()
-            try:
-                await self._reading
-            finally:
-                self._reading = None
+            await self._input()
+
+    async def arrives(self) -> bool:
+        """Return True once a part of the next message is there; False: the peer half-closed. Raises grpc.aio.UsageError.
+
+        It lets the peer send no more than the window, so that many streams can wait at the same time.
+        """
+        while not len(self.inbox):
+            if self.is_closed:
+                raise grpc.aio.UsageError("the call is over")
+            if self.peer_ended:
+                return False
+            await self._input()
+        return True
+
+    async def _input(self) -> None:
+        """Return after the next change of the input."""
+        self._reading = asyncio.get_running_loop().create_future()
+        try:
+            await self._reading
+        finally:
+            self._reading = None
 
     def _grant(self) -> None:
         """Let the peer send on, once its window is half used or too small for the message that is read."""

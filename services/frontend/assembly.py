@@ -69,6 +69,9 @@ from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.guide_check import GuideCheck
 from services.frontend.surface.identity import identify
 from services.frontend.surface.intake import Intake
+from services.frontend.surface.kserve.protocol import SERVICE_NAME as KSERVE_NAME
+from services.frontend.surface.kserve.served_models import ServedModels
+from services.frontend.surface.kserve.service import KserveService
 from services.frontend.surface.messages import Messages
 from services.frontend.surface.model_listing import ModelListing
 from services.frontend.surface.openai import http_errors
@@ -184,6 +187,14 @@ class Frontend(MeshProcess):
         self.server = self._server()
         self.server.register(self.service.register)
         self.http = self._http()
+        self.kserve = KserveService(
+            self.service,
+            ServedModels(versions, self.core.pools.default_model),
+            self.clock,
+            message_bytes_max=config.frontend.message_bytes_max,
+            unready_reason=lambda: self.server.unready_reason,
+        )
+        self.server.register(self.kserve.register)
 
     def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(
@@ -298,7 +309,7 @@ class Frontend(MeshProcess):
         return shell.MeshServer(
             "frontend",
             self.options.process_id,
-            [SERVICE_NAME],
+            [SERVICE_NAME, KSERVE_NAME],
             keepalive_s=CLIENT_KEEPALIVE_S,
             credentials=edge.server_credentials(),
             limits=limits_of(self._config.frontend),
@@ -366,6 +377,7 @@ class Frontend(MeshProcess):
     async def drain(self) -> None:
         """Refuse new requests (graceful shutdown); return when every request has ended or is handed over."""
         self._stop_moving()
+        self.kserve.begin_drain()
         await drain(
             self.core,
             self.clock,
@@ -385,11 +397,13 @@ class Frontend(MeshProcess):
             drain(self.core, self.clock, lambda: self._has_other, float("inf")), name="drain"
         )
         self.core.is_draining = True
+        self.kserve.begin_drain()
 
     def end_drain(self) -> None:
         """Take new requests again."""
         self._stop_moving()
         self.core.is_draining = False
+        self.kserve.end_drain()
 
     def _stop_moving(self) -> None:
         if self._moving is not None:

@@ -81,7 +81,7 @@ class RequestParser:
         """Return the message in `data`. Raises MeshError."""
         if len(data) < THREAD_BYTES_MIN:
             return Message(*self._read(data), is_big=False)
-        return Message(*await _alone(self._big, self._read, data), is_big=True)
+        return Message(*await alone(self._big, self._read, data), is_big=True)
 
     async def check(self, message: Message, version: ServedVersion, service_class: ServiceClass) -> Parsed:
         """Return the request in `message`, for `version`, of a caller of `service_class`. Raises MeshError."""
@@ -89,7 +89,7 @@ class RequestParser:
         if not message.is_big:
             asked = validation.check(message.request, bounds, self._seal)
         else:
-            asked = await _alone(self._big, validation.check, message.request, bounds, self._seal)
+            asked = await alone(self._big, validation.check, message.request, bounds, self._seal)
         await self._guides.check(asked.sampling.resolved.guide)
         ids = await self._tokenize(asked, version)
         return Parsed(asked, array("i", ids).tobytes(), bounds, version)
@@ -116,7 +116,7 @@ class RequestParser:
             if size < THREAD_BYTES_MIN:
                 with suppress(TemplateTooLong, TemplateTooSlow):
                     return tokenizer.render(chat, QUICK)
-            return await _alone(self._rendering, tokenizer.render, chat)
+            return await alone(self._rendering, tokenizer.render, chat)
         except TemplateError as error:
             reason = "PROMPT_TOO_LONG" if isinstance(error, TemplateTooLong) else "TEMPLATE_REFUSED"
             raise invalid(
@@ -133,7 +133,7 @@ class RequestParser:
             return request, None
 
 
-async def _alone(lock: asyncio.Lock, work: Callable[..., T], *args: Any) -> T:
+async def alone(lock: asyncio.Lock, work: Callable[..., T], *args: Any) -> T:
     """Return the result of `work`, which a thread does while it holds `lock`, also if the caller is cancelled meanwhile."""
     async with lock:
         running = asyncio.ensure_future(asyncio.to_thread(work, *args))

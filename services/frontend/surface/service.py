@@ -79,7 +79,7 @@ class InferenceService:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._core = core
-        self._calls = calls
+        self.calls = calls
         self._intake = intake
         self._accounting = accounting
         self._messages = messages
@@ -89,7 +89,7 @@ class InferenceService:
         """Takes each admitted request, for shadow traffic. It raises nothing. None: no shadow is in force."""
         self._on_refused = on_refused
         self._chance = chance
-        self._listing = listing
+        self.listing = listing
         self._turns = TurnWriter(_call_soon, clock.now_s)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -123,15 +123,15 @@ class InferenceService:
         self, _: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListModelsResponse:
         """See inference.proto. Raises MeshError."""
-        self._calls.caller(GrpcCall(context))
-        return self._listing.all()
+        self.calls.caller(GrpcCall(context))
+        return self.listing.all()
 
     async def GetModel(
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetModelResponse:
         """See inference.proto. Raises MeshError."""
-        self._calls.caller(GrpcCall(context))
-        return self._listing.one(request.model)
+        self.calls.caller(GrpcCall(context))
+        return self.listing.one(request.model)
 
     async def Generate(
         self, _: object, context: grpc.aio.ServicerContext[Any, Any]
@@ -156,10 +156,10 @@ class InferenceService:
         arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
         try:
-            caller = self._calls.caller(call)
+            caller = self.calls.caller(call)
             self._core.regions.check(caller.tenant)
             self._core.check_capacity(arrived_s)
-            data = await self._calls.message(call, caller)
+            data = await self.calls.message(call, caller)
             if remaining_s is None and (left_s := call.remaining_s()) is not None:
                 # A deadline in the message counts from the arrival of the call, as one in the headers does.
                 remaining_s = left_s + self._clock.now_s() - arrived_s

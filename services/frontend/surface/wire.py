@@ -31,12 +31,12 @@ def parse(data: bytes, bytes_max: int, tokens_max: int) -> pb.GenerateRequest:
         what = Violation(MESSAGE, f"{len(data)} bytes", f"at most {bytes_max} bytes")
         raise invalid("MESSAGE_TOO_LARGE", [what])
     if len(data) >= LOOK_BYTES_MIN:
-        _look(data, fields_bound(tokens_max), 2 * tokens_max)
+        look(data, pb.GenerateRequest.DESCRIPTOR, fields_bound(tokens_max), 2 * tokens_max)
     message = pb.GenerateRequest()
     try:
         message.ParseFromString(data)
     except DecodeError:
-        raise _malformed(data, pb.GenerateRequest.DESCRIPTOR) from None
+        raise malformed(data, pb.GenerateRequest.DESCRIPTOR) from None
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
@@ -99,11 +99,11 @@ A walk over this many fields takes 0.1 s of CPU (measured once, by hand).
 """
 
 
-def _look(data: bytes, fields_max: int, numbers_max: int) -> None:
+def look(data: bytes, descriptor: Descriptor, fields_max: int, numbers_max: int) -> None:
     """Raise MeshError if the message has too many fields or numbers, or cannot be walked to its end."""
     fields = numbers = 0
     try:
-        for path, field, value in _fields(data, pb.GenerateRequest.DESCRIPTOR, "", 0):
+        for path, field, value in _fields(data, descriptor, "", 0):
             fields += 1
             if fields > fields_max:
                 what = f"more than {fields_max} fields"
@@ -150,7 +150,7 @@ def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
                 yield from _unknown(each, f"{here}[{index}]")
 
 
-def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
+def malformed(data: bytes, descriptor: Descriptor) -> MeshError:
     """Return the reason why `data` did not parse: a text that is not UTF-8, or bytes that are not a message."""
     try:
         for path, field, value in _fields(data, descriptor, "", 0):
@@ -165,7 +165,7 @@ def _malformed(data: bytes, descriptor: Descriptor) -> MeshError:
     except _Truncated as error:
         return _truncated(error)
     what = f"{len(data)} bytes that do not parse"
-    return invalid("MESSAGE_MALFORMED", [Violation(MESSAGE, what, "a kvmesh.inference.v1.GenerateRequest")])
+    return invalid("MESSAGE_MALFORMED", [Violation(MESSAGE, what, f"a {descriptor.full_name}")])
 
 
 class _Truncated(Exception):

@@ -1,0 +1,63 @@
+"""Runs inferences on the serving path of `InferenceService`, and counts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from kvmesh.call import Call
+from kvmesh.clock import Clock, wall_s
+from kvmesh.errors import MeshError
+from kvmesh.inference.v1 import inference_pb2 as pb
+from kvmesh.tenants.caller import Caller
+from services.frontend.surface.call_reader import CallReader
+from services.frontend.surface.kserve.asked import Inference
+from services.frontend.surface.kserve.infer_call import InferCall
+from services.frontend.surface.kserve.statistics import Statistics
+from services.frontend.surface.kserve.translation import Translation, in_terms_of
+from services.frontend.surface.request_parser import THREAD_BYTES_MIN, alone
+
+Serve: TypeAlias = Callable[[Call[bytes, pb.GenerateResponse]], Awaitable[None]]
+
+
+class Inferences:
+    """See the module. `calls` identifies callers and reads messages, and `serve` serves a translated one."""
+
+    def __init__(
+        self, serve: Serve, calls: CallReader, translation: Translation, statistics: Statistics, clock: Clock
+    ) -> None:
+        self._serve = serve
+        self._calls = calls
+        self._translation = translation
+        self._statistics = statistics
+        self._big = asyncio.Lock()
+        """Held while a thread translates a big message."""
+        self.clock = clock
+
+    def caller(self, call: Call[Any, Any]) -> Caller:
+        """Return the caller of `call`. Raises MeshError."""
+        return self._calls.caller(call)
+
+    async def read(self, call: Call[bytes, Any], caller: Caller) -> Inference:
+        """Return the next inference of `call`. Raises MeshError if its message does not come."""
+        data = await self._calls.message(call, caller)
+        if len(data) < THREAD_BYTES_MIN:
+            return self._translation.of(data)
+        return await alone(self._big, self._translation.of, data)
+
+    async def run(self, call: InferCall, inference: Inference) -> None:
+        """Serve `inference`. Raises MeshError in terms of its model."""
+        # A request for an unknown model counts nowhere.
+        model = inference.asked.model_name if inference.contract is not None else ""
+        try:
+            await self._serve(call)
+        except BaseException as error:
+            if model:
+                self._statistics.failed(model, self.clock.now_s() - call.arrived_s)
+            if isinstance(error, MeshError):
+                raise in_terms_of(error, inference.contract) from None
+            raise
+        ended_s = self.clock.now_s()
+        first_s = ended_s if call.first_token_s is None else call.first_token_s
+        self._statistics.succeeded(model, first_s - call.arrived_s, ended_s - first_s, wall_s() * 1000)
