@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvmesh import __version__
-from services.frontend.surface.kserve.asked import Contract
 from services.frontend.surface.kserve.protocol import model_config_pb2, service_pb2
 from services.frontend.surface.kserve.served_models import VERSION, ServedModel
 from services.frontend.surface.kserve.tensors import BYTES, Declared
 
-PLATFORM: Final = {"ensemble": "ensemble", "tensorrt_llm": "tensorrtllm"}
+PLATFORM: Final = "kvmesh"
+"""Platform and backend. The name `ensemble` would promise a schedule of composing models, which perf_analyzer then reads."""
 
 EXTENSIONS: Final = (
     "model_repository",
@@ -37,7 +37,7 @@ def metadata(model: ServedModel) -> Any:
     return service_pb2.ModelMetadataResponse(
         name=model.name,
         versions=[VERSION],
-        platform=_platform(contract),
+        platform=PLATFORM,
         inputs=[_tensor(each.tensor) for each in contract.inputs.values()],
         outputs=[_tensor(each) for each in contract.outputs],
     )
@@ -48,8 +48,8 @@ def config(model: ServedModel) -> Any:
     contract = model.contract
     made = model_config_pb2.ModelConfig(
         name=model.name,
-        platform=_platform(contract),
-        backend=_platform(contract),
+        platform=PLATFORM,
+        backend=PLATFORM,
         max_batch_size=BATCH_MAX,
         model_transaction_policy=model_config_pb2.ModelTransactionPolicy(decoupled=True),
     )
@@ -64,10 +64,6 @@ def config(model: ServedModel) -> Any:
         made.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
     made.parameters["exclude_input_in_output"].string_value = "true"
     return made
-
-
-def _platform(contract: Contract) -> str:
-    return PLATFORM[contract.name]
 
 
 def _tensor(declared: Declared) -> Any:
