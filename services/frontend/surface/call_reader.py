@@ -18,18 +18,18 @@ Identify: TypeAlias = Callable[[CallHead], Caller]
 
 
 class CallReader:
-    """Reads the calls of one method. `identify` returns the caller of a call, or raises MeshError."""
+    """Reads the calls of clients. `identify` returns the caller of a call, or raises MeshError."""
 
     def __init__(self, identify: Identify, reader: RequestReader) -> None:
         self.caller = identify
         """Returns the caller of a call, or raises MeshError."""
         self._reader = reader
 
-    async def message(self, call: Call[bytes, Any], caller: Caller) -> bytes:
-        """Return the message of `call`. Raises MeshError if no message comes, or none in time."""
+    async def message(self, call: Call[bytes, Any], caller: Caller, method: str = METHOD) -> bytes:
+        """Return the next message of `call`. Raises MeshError if no message comes, or none in time."""
         data = await self.read(call.read, call, caller)
         if data is None:
-            raise no_message(METHOD)
+            raise no_message(method)
         return data
 
     async def read(self, read: Callable[[], Awaitable[T]], call: CallHead, caller: Caller) -> T:

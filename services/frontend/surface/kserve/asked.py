@@ -39,6 +39,14 @@ class Asked:
     given: dict[str, Any] = field(default_factory=dict)
     """Values that mean something only together with others, by input."""
 
+    def encode(self) -> bytes:
+        """Return the encoded request. Afterwards the prompt is kept only if the answer repeats it."""
+        data = self.request.SerializeToString()
+        self.given.clear()
+        if self.streams or self.excludes_prompt:
+            self.request = pb.GenerateRequest()
+        return data
+
 
 Take: TypeAlias = Callable[[Asked, str, Sequence[Any]], None]
 """Puts the values of the input with this name into a request. Raises MeshError."""

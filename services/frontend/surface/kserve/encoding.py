@@ -15,11 +15,14 @@ _STRING: Final = 3
 _UINT64: Final = 5
 """Fields of InferParameter, by number."""
 
+_SHORT: Final = tuple(bytes((value,)) for value in range(0x80))
+"""Varints of one byte."""
+
 
 def varint(value: int) -> bytes:
     """Return `value`, 0 to 2^64 - 1, as a varint."""
-    if value < 0x80:
-        return bytes((value,))
+    if value < len(_SHORT):
+        return _SHORT[value]
     made = bytearray()
     while value >= 0x80:
         made.append(value & 0x7F | 0x80)
@@ -41,7 +44,7 @@ def tensor(name: str, datatype: str, *shape: int) -> bytes:
 
 def raw(data: bytes) -> bytes:
     """Return one field `raw_output_contents`."""
-    return field(6, data)
+    return b"\x32" + varint(len(data)) + data
 
 
 def raw_text(text: bytes) -> bytes:
@@ -69,8 +72,8 @@ def head(model_name: str, version: str, id_: str) -> bytes:
 
 def on_stream(response: bytes, error: str = "") -> bytes:
     """Return a ModelStreamInferResponse with a ModelInferResponse, and with `error` as its error_message."""
-    said = field(1, error.encode()) if error else b""
-    return said + field(2, response)
+    wrapped = b"\x12" + varint(len(response)) + response
+    return field(1, error.encode()) + wrapped if error else wrapped
 
 
 TEXT_SHAPE: Final = (1,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
@@ -17,6 +17,8 @@ from services.frontend.surface.kserve.infer_call import InferCall
 from services.frontend.surface.kserve.statistics import Statistics
 from services.frontend.surface.kserve.translation import Translation, in_terms_of
 from services.frontend.surface.request_parser import THREAD_BYTES_MIN, alone
+
+METHOD: Final = "ModelInfer"
 
 Serve: TypeAlias = Callable[[Call[bytes, pb.GenerateResponse]], Awaitable[None]]
 
@@ -41,7 +43,7 @@ class Inferences:
 
     async def read(self, call: Call[bytes, Any], caller: Caller) -> Inference:
         """Return the next inference of `call`. Raises MeshError if its message does not come."""
-        data = await self._calls.message(call, caller)
+        data = await self._calls.message(call, caller, METHOD)
         if len(data) < THREAD_BYTES_MIN:
             return self._translation.of(data)
         return await alone(self._big, self._translation.of, data)

@@ -10,7 +10,7 @@ from services.frontend.surface.kserve.served_models import VERSION, ServedModel
 from services.frontend.surface.kserve.tensors import BYTES, Declared
 
 PLATFORM: Final = "kvmesh"
-"""Platform and backend. The name `ensemble` would promise a schedule of composing models, which perf_analyzer then reads."""
+"""Platform and backend. A platform `ensemble` would have a schedule of models, which perf_analyzer reads."""
 
 EXTENSIONS: Final = (
     "model_repository",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -54,8 +55,9 @@ class Responses:
         self._wraps = wraps
         self._head = encoding.head(asked.model_name, VERSION, asked.id)
         self._prefix = self._head + _NOT_LAST
-        self._is_plain = is_text and not (asked.log_probs or asked.input_count or asked.output_count)
-        if self._is_plain:
+        self._is_plain = not (asked.log_probs or asked.input_count or asked.output_count)
+        """True if a response has the outputs that every response has, and no others."""
+        if self._is_plain and is_text:
             self._prefix += _TEXT
         self._started = pb.Started()
         self._text: list[str] = []
@@ -74,8 +76,10 @@ class Responses:
                 self._ids.extend(tokens.ids)
                 self._log_probs.extend(tokens.logprobs)
                 return None
-            if self._is_plain:
+            if self._is_plain and self._has_text:
                 return self._sent(self._prefix + encoding.raw_text(tokens.text.encode()))
+            if self._is_plain:
+                return self._sent(self._prefix + _of_ids(array("i", tokens.ids)))
             return self._sent(self._prefix + self._outputs(tokens.text, tokens.ids, tokens.logprobs))
         if message.HasField("started"):
             self._started.CopyFrom(message.started)
@@ -170,6 +174,18 @@ def refused(asked: Asked, error: MeshError) -> bytes:
     if error.retry_after_s is not None:
         made += encoding.parameter("retry_after_ms", round(error.retry_after_s * 1000))
     return encoding.on_stream(made, str(error))
+
+
+def _of_ids(ids: array[int]) -> bytes:
+    """Return the outputs of `tensorrt_llm`, and their contents."""
+    length = encoding.raw(len(ids).to_bytes(4, "little"))
+    return _tensors_of_ids(len(ids)) + encoding.raw(ids.tobytes()) + length
+
+
+@lru_cache(maxsize=64)
+def _tensors_of_ids(count: int) -> bytes:
+    ids = encoding.tensor(tensorrt_llm.OUTPUT_IDS, INT32, 1, 1, count)
+    return ids + encoding.tensor(tensorrt_llm.SEQUENCE_LENGTH, INT32, 1, 1)
 
 
 def _finish_reason(finished: pb.Finished) -> str:

@@ -44,7 +44,7 @@ class Translation:
             made.contract, asked.end_token_ids = model.contract, model.end_token_ids
             asked.request.model = model.mesh_model
             _take(asked, model.contract, message)
-            made.data = asked.request.SerializeToString()
+            made.data = asked.encode()
         except MeshError as error:
             made.error = error
         return made
