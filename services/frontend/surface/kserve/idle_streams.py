@@ -31,8 +31,8 @@ class Endable(Protocol):
 class IdleStreams:
     """See the module."""
 
-    def __init__(self, method: str) -> None:
-        self._limit: StreamLimit[Any] = StreamLimit(method, STREAMS_MAX)
+    def __init__(self, method: str, streams_max: int = STREAMS_MAX) -> None:
+        self._limit: StreamLimit[Any] = StreamLimit(method, streams_max)
 
     def __len__(self) -> int:
         return len(self._limit)
@@ -42,7 +42,7 @@ class IdleStreams:
         evicted = self._limit.open(stream.peer, stream)
         if evicted is not None:
             what = f"this idle stream of {self._limit.method} was ended for one of a connection with fewer streams"
-            evicted.end(full(what, len(self._limit), STREAMS_MAX))
+            evicted.end(full(what, len(self._limit), self._limit.streams_max))
 
     def close(self, stream: Endable) -> None:
         """Note that `stream` has a request, or has ended. Idempotent."""
