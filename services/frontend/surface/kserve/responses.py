@@ -127,9 +127,8 @@ class Responses:
             facts["kvmesh_stop_string"] = finished.stop_string
         if finished.resumed:
             facts["kvmesh_resumed"] = True
-        for name, value in self.trailers.items():
-            facts[name.replace("-", "_")] = value
-        return b"".join(encoding.parameter(name, value) for name, value in facts.items())
+        found = b"".join(encoding.parameter(name, value) for name, value in facts.items())
+        return found + _budget(self.trailers)
 
     def _outputs(self, text: str, ids: Sequence[int], log_probs: Sequence[float]) -> bytes:
         """Return the requested outputs and their contents."""
@@ -173,7 +172,13 @@ def refused(asked: Asked, error: MeshError) -> bytes:
     )
     if error.retry_after_s is not None:
         made += encoding.parameter("retry_after_ms", round(error.retry_after_s * 1000))
+    made += _budget(error.trailers)
     return encoding.on_stream(made, str(error))
+
+
+def _budget(trailers: Mapping[str, str]) -> bytes:
+    """Return the trailers of a call as parameters."""
+    return b"".join(encoding.parameter(name.replace("-", "_"), value) for name, value in trailers.items())
 
 
 def _of_ids(ids: array[int]) -> bytes:
