@@ -25,6 +25,11 @@ class CallReader:
         """Returns the caller of a call, or raises MeshError."""
         self._reader = reader
 
+    @property
+    def late_total(self) -> int:
+        """Messages that did not arrive in time."""
+        return self._reader.late_total
+
     async def message(self, call: Call[bytes, Any], caller: Caller, method: str = METHOD) -> bytes:
         """Return the next message of `call`. Raises MeshError if no message comes, or none in time."""
         data = await self.read(call.read, call, caller)

@@ -89,8 +89,8 @@ def raw(id_: str, inputs: list[InferInput], model: str = "tensorrt_llm", **param
 class Stream:
     """A stream on raw stubs. Responses are kept by id."""
 
-    def __init__(self, serving: Serving, metadata: Iterable[tuple[str, str]] = ()) -> None:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(serving.channel)
+    def __init__(self, channel: grpc.aio.Channel, metadata: Iterable[tuple[str, str]] = ()) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.call = stub.ModelStreamInfer(metadata=tuple(metadata))
         self.by_id: dict[str, list[Any]] = {}
 
@@ -193,7 +193,7 @@ async def test_the_aio_client_ends_its_stream_after_the_last_response(edge: Serv
 
 async def test_a_thousand_requests_share_a_stream(edge: Serving) -> None:
     """All at the same time: none has ended when the last one was taken."""
-    stream = Stream(edge)
+    stream = Stream(edge.channel)
     names = [f"r-{number}" for number in range(1000)]
     await stream.send(*(raw(name, tokens(3)) for name in names))
     await stream.until_final(*names)
@@ -206,7 +206,7 @@ async def test_a_thousand_requests_share_a_stream(edge: Serving) -> None:
 
 async def test_a_stuck_request_holds_no_other_up(edge: Serving, pool: Pool) -> None:
     """Nor does a request that is refused: its error has its id, and the stream goes on."""
-    stream = Stream(edge)
+    stream = Stream(edge.channel)
     pool.tokens_max = 2
     await stream.send(raw("stuck", tokens(8)))
     await until(lambda: len(pool.submits) == 1, "the first request runs")
@@ -227,7 +227,7 @@ async def test_a_stuck_request_holds_no_other_up(edge: Serving, pool: Pool) -> N
 
 async def test_an_error_ends_the_stream_if_the_client_asks_for_it(edge: Serving) -> None:
     """By metadata `triton_grpc_error`: the error is a status, and the other requests end."""
-    stream = Stream(edge, [("triton_grpc_error", "true")])
+    stream = Stream(edge.channel, [("triton_grpc_error", "true")])
     await stream.send(raw("long", tokens(400)), raw("wrong", tokens(0)))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
@@ -239,7 +239,7 @@ async def test_an_error_ends_the_stream_if_the_client_asks_for_it(edge: Serving)
 
 async def test_a_request_stops_the_others_of_its_id(edge: Serving, pool: Pool) -> None:
     """By the input `stop` of TensorRT-LLM. An id may be used by several requests at the same time."""
-    stream = Stream(edge)
+    stream = Stream(edge.channel)
     pool.tokens_max = 2
     await stream.send(raw("a", tokens(8)), raw("a", tokens(8)), raw("b", tokens(8)))
     await until(lambda: len(pool.submits) == 3, "all run")
@@ -261,7 +261,7 @@ async def test_a_request_stops_the_others_of_its_id(edge: Serving, pool: Pool) -
 async def test_the_deadline_of_a_request_is_its_own(edge: Serving, pool: Pool) -> None:
     """A parameter of the request, in microseconds; the stream goes on. The deadline of a stream ends it."""
     pool.hold_at = "queued"
-    stream = Stream(edge)
+    stream = Stream(edge.channel)
     await stream.send(raw("late", tokens(8), timeout=200_000))
     await stream.until_final("late")
     (late,) = stream.by_id["late"]
@@ -279,7 +279,7 @@ async def test_the_deadline_of_a_request_is_its_own(edge: Serving, pool: Pool) -
 
 async def test_a_drain_ends_streams_behind_their_last_request(edge: Serving, pool: Pool) -> None:
     """An idle one at once, another one when its request has ended; a new request is refused meanwhile."""
-    idle, busy = Stream(edge), Stream(edge)
+    idle, busy = Stream(edge.channel), Stream(edge.channel)
     pool.tokens_max = 2
     await busy.send(raw("a", tokens(8)))
     await idle.send(raw("b", tokens(1)))

@@ -25,7 +25,7 @@ def bearer(tenant: str) -> dict[str, str]:
 
 async def refused(serving: Serving, tenant: str, count: int) -> tuple[str, str]:
     """Return reason and text of the refusal of a request on a stream; the stream stays open."""
-    stream = Stream(serving, bearer(tenant).items())
+    stream = Stream(serving.channel, bearer(tenant).items())
     await stream.send(raw("r-1", tokens(count)))
     await stream.until_final("r-1")
     (only,) = stream.by_id["r-1"]
@@ -55,7 +55,7 @@ async def test_the_same_limits_refuse_with_the_same_reason(served: Serving, pool
 
 async def test_a_budget_is_reserved_told_and_given_back(served: Serving) -> None:
     """The last response has what is left; a spent budget refuses with the time of a retry."""
-    stream = Stream(served, bearer("batch").items())
+    stream = Stream(served.channel, bearer("batch").items())
     await stream.send(raw("a", tokens(800)))
     await stream.until_final("a")
     assert stream.ids("a") == oracle(PROMPT, 800)
@@ -77,7 +77,7 @@ async def test_unknown_callers_are_refused_before_their_message(
     served: Serving, tenant: str, code: str
 ) -> None:
     """Of every method but those of liveness: with a status."""
-    stream = Stream(served, bearer(tenant).items())
+    stream = Stream(served.channel, bearer(tenant).items())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read()
     assert caught.value.code().name == code
@@ -91,7 +91,7 @@ async def test_unknown_callers_are_refused_before_their_message(
 
 async def test_a_request_may_name_its_tenant(served: Serving, pool: Pool) -> None:
     """By a parameter, under the rule of the metadata: only a gateway may name another one."""
-    stream = Stream(served, bearer("search").items())
+    stream = Stream(served.channel, bearer("search").items())
     await stream.send(raw("own", tokens(2), tenant="search"), raw("other", tokens(2), tenant="agents"))
     await stream.until_final("own", "other")
     assert stream.ids("own") == oracle(PROMPT, 2)
@@ -103,7 +103,7 @@ async def test_a_request_may_name_its_tenant(served: Serving, pool: Pool) -> Non
 
 async def test_parameters_shape_the_request(served: Serving, pool: Pool) -> None:
     """Priority and session reach the router; a key makes a request idempotent."""
-    stream = Stream(served, bearer("free").items())
+    stream = Stream(served.channel, bearer("free").items())
     first: Any = raw("a", tokens(3), session_id="s", idempotency_key="k")
     first.parameters["priority"].uint64_param = 1
     again = service_pb2.ModelInferRequest.FromString(first.SerializeToString())

@@ -84,6 +84,11 @@ class KserveService:
             methods[name] = grpc.unary_unary_rpc_method_handler(_not_served(name))
         server.add_registered_method_handlers(SERVICE_NAME, methods)  # type: ignore[attr-defined]  # stubs lack it
 
+    @property
+    def stream_count(self) -> int:
+        """Open streams."""
+        return len(self._streams)
+
     def begin_drain(self) -> None:
         """End each stream when it has no request. New ones are refused, request by request."""
         self._is_draining = True
