@@ -20,6 +20,7 @@ from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.patience import patience, wait_for
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 PROMPT = [70, 71, 72, 73] * 20
 
 
@@ -102,7 +103,7 @@ class Stream:
         """Return the next response; None: the stream has ended well."""
         async with patience(20):
             message = await self.call.read()
-        if message is grpc.aio.EOF:
+        if message is EOF:
             assert await self.call.code() == grpc.StatusCode.OK
             return None
         self.by_id.setdefault(message.infer_response.id, []).append(message)
@@ -123,7 +124,7 @@ class Stream:
             for each in self.by_id[id_]
             if each.infer_response.outputs
         )
-        return np.frombuffer(found, dtype=np.int32).tolist()
+        return [int(each) for each in np.frombuffer(found, dtype=np.int32)]
 
 
 async def test_a_call_returns_the_whole_answer(edge: Serving) -> None:
@@ -148,7 +149,7 @@ async def test_the_sync_client_streams_deltas(edge: Serving) -> None:
 
     def stream() -> list[Any]:
         answers: queue.Queue[Any] = queue.Queue()
-        seen = []
+        seen: list[Any] = []
         with sync_client.InferenceServerClient(edge.address) as client:
             client.start_stream(lambda result, error: answers.put(error or result))
             client.async_stream_infer("tensorrt_llm", tokens(), request_id="a")
@@ -271,7 +272,7 @@ async def test_the_deadline_of_a_request_is_its_own(edge: Serving, pool: Pool) -
     call = stub.ModelStreamInfer(timeout=0.3)
     await call.write(raw("late", tokens(8)))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        while await wait_for(call.read(), 20) is not grpc.aio.EOF:
+        while await wait_for(call.read(), 20) is not EOF:
             pass
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await edge.until_empty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import pytest
@@ -13,15 +14,16 @@ from services.frontend.surface.kserve import stream as kserve_stream
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.integration.frontend.test_kserve import PROMPT, Stream, edge, raw, tokens
-from tests.raw_http2 import RawConnection, framed
+from tests.raw_frames import framed
+from tests.raw_http2 import RawConnection, RawStream
 
 __all__ = ["edge"]  # the fixture
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
-def parsed(stream: object) -> list[service_pb2.ModelStreamInferResponse]:
-    return stream.decoded(service_pb2.ModelStreamInferResponse.FromString)  # type: ignore[attr-defined, no-any-return]
+def parsed(stream: RawStream) -> list[Any]:
+    return stream.decoded(service_pb2.ModelStreamInferResponse.FromString)
 
 
 async def test_a_client_that_reads_no_errors_loses_its_stream(

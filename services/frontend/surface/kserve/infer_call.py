@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kvmesh.call import Call
 from kvmesh.clock import Clock
-from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.catalogue import HEADER
-from services.frontend.surface.intake import HANDOVER_METADATA
+from services.frontend.requests.output import BareTokens
+from services.frontend.surface.answer import Message
+from services.frontend.surface.intake import CONTINUES_METADATA, HANDOVER_METADATA
 from services.frontend.surface.kserve.asked import Inference
 from services.frontend.surface.kserve.responses import Responses
 
@@ -56,7 +57,7 @@ class InferCall:
         self._write = write
         self._on_read = on_read
         self._is_read = False
-        self._untaken: tuple[pb.GenerateResponse, bytes] | None = None
+        self._untaken: tuple[Message, bytes] | None = None
         """A message that the transport has not taken yet, and its response."""
         self._deadline_s = inference.asked.deadline_s
         self.responses = responses
@@ -93,7 +94,7 @@ class InferCall:
         data, self._inference.data = self._inference.data, b""
         return data
 
-    def try_write(self, message: pb.GenerateResponse) -> bool:
+    def try_write(self, message: Message) -> bool:
         """See Call. A message without a response counts as taken."""
         response = self._response(message)
         if response is None or self._try_write(response):
@@ -101,7 +102,7 @@ class InferCall:
             return True
         return False
 
-    async def write(self, message: pb.GenerateResponse) -> None:
+    async def write(self, message: Message) -> None:
         """See Call."""
         response = self._response(message)
         self._untaken = None
@@ -112,21 +113,25 @@ class InferCall:
         """See Call. They are parameters of the last response."""
         self.responses.trailers = trailers
 
-    def _response(self, message: pb.GenerateResponse) -> bytes | None:
+    def _response(self, message: Message) -> bytes | None:
         """Return the response for `message`. It is made once, also for a message that the transport did not take."""
         if self._untaken is not None and self._untaken[0] is message:
             return self._untaken[1]
         response = self.responses.take(message)
-        if self.first_token_s is None and message.HasField("tokens"):
+        if self.first_token_s is None and isinstance(message, BareTokens):
             self.first_token_s = self._clock.now_s()
         if response is not None:
             self._untaken = (message, response)
         return response
 
 
+_OF_RESUMES: Final = frozenset({HANDOVER_METADATA, CONTINUES_METADATA})
+"""Metadata of clients that can continue at another frontend. Those of this surface cannot."""
+
+
 def _metadata(found: Mapping[str, str], tenant: str | None) -> Mapping[str, str]:
-    """Return the metadata of an inference: clients of this surface cannot continue at another frontend."""
-    if HANDOVER_METADATA not in found and tenant is None:
+    """Return the metadata of an inference."""
+    if tenant is None and _OF_RESUMES.isdisjoint(found):
         return found
-    made = {key: value for key, value in found.items() if key != HANDOVER_METADATA}
+    made = {key: value for key, value in found.items() if key not in _OF_RESUMES}
     return made if tenant is None else {**made, HEADER: tenant}

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kvmesh.call import Call
 from kvmesh.clock import Clock, wall_s
 from kvmesh.errors import MeshError
-from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.tenants.caller import Caller
-from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.kserve.asked import Inference
 from services.frontend.surface.kserve.infer_call import InferCall
 from services.frontend.surface.kserve.statistics import Statistics
 from services.frontend.surface.kserve.translation import Translation, in_terms_of
 from services.frontend.surface.request_parser import THREAD_BYTES_MIN, alone
+from services.frontend.surface.service import InferenceService
 
 METHOD: Final = "ModelInfer"
 
-Serve: TypeAlias = Callable[[Call[bytes, pb.GenerateResponse]], Awaitable[None]]
-
 
 class Inferences:
-    """See the module. `calls` identifies callers and reads messages, and `serve` serves a translated one."""
+    """See the module."""
 
     def __init__(
-        self, serve: Serve, calls: CallReader, translation: Translation, statistics: Statistics, clock: Clock
+        self, service: InferenceService, translation: Translation, statistics: Statistics, clock: Clock
     ) -> None:
-        self._serve = serve
-        self._calls = calls
+        self._serve = service.serve
+        self._calls = service.calls
         self._translation = translation
         self._statistics = statistics
         self._big = asyncio.Lock()
@@ -53,7 +49,7 @@ class Inferences:
         # A request for an unknown model counts nowhere.
         model = inference.asked.model_name if inference.contract is not None else ""
         try:
-            await self._serve(call)
+            await self._serve(call, is_bare=True)
         except BaseException as error:
             if model:
                 self._statistics.failed(model, self.clock.now_s() - call.arrived_s)

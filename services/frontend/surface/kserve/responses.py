@@ -13,6 +13,8 @@ from typing import Final
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.requests.output import BareTokens
+from services.frontend.surface.answer import Message
 from services.frontend.surface.kserve import encoding, ensemble, tensorrt_llm
 from services.frontend.surface.kserve.asked import Asked
 from services.frontend.surface.kserve.parameters import FINAL
@@ -67,20 +69,19 @@ class Responses:
         self.trailers: Mapping[str, str] = {}
         """Remaining budget of the caller, sent with the last response."""
 
-    def take(self, message: pb.GenerateResponse) -> bytes | None:
+    def take(self, message: Message) -> bytes | None:
         """Return the response for `message`, encoded; None: it needs none yet."""
-        if message.HasField("tokens"):
-            tokens = message.tokens
+        if isinstance(message, BareTokens):
             if not self._asked.streams:
-                self._text.append(tokens.text)
-                self._ids.extend(tokens.ids)
-                self._log_probs.extend(tokens.logprobs)
+                self._text.append(message.text)
+                self._ids.extend(message.ids)
+                self._log_probs.extend(message.logprobs)
                 return None
             if self._is_plain and self._has_text:
-                return self._sent(self._prefix + encoding.raw_text(tokens.text.encode()))
+                return self._sent(self._prefix + encoding.raw_text(message.text.encode()))
             if self._is_plain:
-                return self._sent(self._prefix + _of_ids(array("i", tokens.ids)))
-            return self._sent(self._prefix + self._outputs(tokens.text, tokens.ids, tokens.logprobs))
+                return self._sent(self._prefix + _of_ids(array("i", message.ids)))
+            return self._sent(self._prefix + self._outputs(message.text, message.ids, message.logprobs))
         if message.HasField("started"):
             self._started.CopyFrom(message.started)
             return None

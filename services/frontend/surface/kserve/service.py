@@ -58,7 +58,7 @@ class KserveService:
         self._unready_reason = unready_reason
         self._statistics = Statistics()
         translation = Translation(models, message_bytes_max)
-        self._inferences = Inferences(service.serve, service.calls, translation, self._statistics, clock)
+        self._inferences = Inferences(service, translation, self._statistics, clock)
         self._idle = IdleStreams("ModelStreamInfer")
         self._streams: dict[InferStream, None] = {}
         self._is_draining = False

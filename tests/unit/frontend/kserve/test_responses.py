@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kvmesh.errors import MeshError
 from kvmesh.inference.v1 import inference_pb2 as pb
+from services.frontend.requests.output import BareTokens
+from services.frontend.surface.answer import Message
 from services.frontend.surface.kserve import encoding, responses
 from services.frontend.surface.kserve.asked import Asked
 from services.frontend.surface.kserve.protocol import service_pb2
@@ -34,10 +36,12 @@ def answered(asked: Asked, chunks: Any, *, is_text: bool) -> list[Any]:
     """Return the parsed responses of an answer, on a stream."""
     made = Responses(asked, is_text=is_text, wraps=True)
     made.trailers = {"kvmesh-remaining-tokens": "17"}
-    messages = [STARTED]
+    messages: list[Message] = [STARTED]
     for text, ids in chunks:
-        log_probs = [-0.5] * len(ids) if asked.log_probs else ()
-        messages.append(pb.GenerateResponse(tokens=pb.Tokens(text=text, ids=ids, logprobs=log_probs)))
+        tokens = BareTokens()
+        tokens.text, tokens.ids = text, list(ids)
+        tokens.logprobs = [-0.5] * len(ids) if asked.log_probs else []
+        messages.append(tokens)
     found = [made.take(each) for each in (*messages, FINISHED)]
     return [service_pb2.ModelStreamInferResponse.FromString(each).infer_response for each in found if each]
 

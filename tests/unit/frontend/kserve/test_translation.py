@@ -196,7 +196,7 @@ def test_a_guide_has_a_type_and_a_text(kind: str | None, guide: bytes | None, wa
         "guided_decoding_guide_type": kind and [kind.encode()],
         "guided_decoding_guide": guide and [guide],
     }
-    made = message(**{name: values for name, values in inputs.items() if values})
+    made = message("ensemble", **{name: values for name, values in inputs.items() if values})
     if isinstance(wanted, str):
         assert wanted in refusal(made)
     else:
