@@ -154,7 +154,7 @@ mixed: setup  ## Engines with and without KV events in one mesh, 10,000 answers 
 abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
-test-clients: setup  ## Call a mesh with stock clients: grpcio, grpc-js, Ruby, Envoy, nghttp, h2load, reflection, Triton's client (2 minutes); LONG=1: 1,000 streams of a minute each (5 minutes); ONLY=nghttp runs one
+test-clients: setup  ## Call a mesh with stock clients: grpcio, grpc-js, Ruby, Envoy, nghttp, h2load, reflection, Triton's client and perf_analyzer (3 minutes); LONG=1: 1,000 streams of a minute each (5 minutes); ONLY=nghttp runs one
 	$(BIN)/python -m tests.clients $(if $(LONG),--long) $(if $(ONLY),--only "$(ONLY)")
 
 soak-edge: setup  ## Let 1,000 client connections come and go for MINUTES (20) at a frontend, and watch its memory; writes docs/measurements

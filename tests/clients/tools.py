@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from bench.environments import Unavailable
 from tests.clients import ticker
 from tests.clients.cases import CHECK
+from tests.clients.perf_analyzer import perf_analyzer
 from tests.clients.site import Site
 from tests.patience import wait_for
 
@@ -120,6 +121,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
     "h2load": h2load,
     "reflection": reflection,
     "tritonclient": triton,
+    "perf_analyzer": perf_analyzer,
 }
 
 
