@@ -14,7 +14,7 @@ from tests.clients.site import Site
 from tests.patience import wait_for
 
 CLIENT_VERSION: Final = "2.41.0"
-"""The last release of tritonclient whose wheel has the program."""
+"""The last release of tritonclient with the program in its wheel."""
 CUDA_VERSION: Final = "12.9.79"
 REQUESTS: Final = 40
 OUTPUT_TOKENS: Final = 16

@@ -76,7 +76,7 @@ async def test_a_budget_is_reserved_told_and_given_back(served: Serving) -> None
 async def test_unknown_callers_are_refused_before_their_message(
     served: Serving, tenant: str, code: str
 ) -> None:
-    """Of every method but those of liveness: with a status."""
+    """Every method but those of liveness refuses them with a status."""
     stream = Stream(served.channel, bearer(tenant).items())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream.read()

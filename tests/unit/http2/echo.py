@@ -25,6 +25,7 @@ class Echo:
         self.running = 0
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self.allowed = asyncio.Event()
         self.seen: list[Any] = []
 
     async def unary(self, request: bytes, context: Any) -> bytes:
@@ -75,6 +76,14 @@ class Echo:
         async for message in messages:
             yield message
 
+    async def waiting(self, _: AsyncIterator[bytes], context: Any) -> bytes:
+        """Read the message that has begun to arrive when the test allows it; note what arrives, and its size."""
+        self.seen.append(await context.arrives())
+        self.entered.set()
+        await self.allowed.wait()
+        self.seen += [len(await context.read()), await context.arrives()]
+        return b""
+
     async def _hang(self) -> None:
         self.running += 1
         self.entered.set()
@@ -107,6 +116,7 @@ async def echoing(
             "Unary": grpc.unary_unary_rpc_method_handler(echo.unary),
             "Split": grpc.unary_stream_rpc_method_handler(echo.split),
             "Unread": grpc.unary_stream_rpc_method_handler(echo.unread),
+            "Waiting": grpc.stream_unary_rpc_method_handler(echo.waiting),
             "Large": grpc.unary_stream_rpc_method_handler(echo.large),
             "Join": grpc.stream_unary_rpc_method_handler(echo.join),
             "Both": grpc.stream_stream_rpc_method_handler(echo.both),

@@ -112,6 +112,22 @@ async def test_messages_of_any_allowed_size_pass_and_larger_ones_are_refused() -
         assert await wait_for(compressed, 10) == bytes(100_000)
 
 
+async def test_a_message_that_is_waited_for_gets_no_more_than_the_window() -> None:
+    """All of it comes once it is read. The end of the input is no message."""
+    size = 300_000
+    async with echoing() as (_, echo, address), RawConnection.connect(address) as connection:
+        stream = connection.call(f"/{SERVICE}/Waiting")
+        sending = asyncio.create_task(stream.send_message(bytes(size)))
+        await wait_for(echo.entered.wait(), 5)
+        await connection.until(lambda: stream.send_window == 0)
+        await connection.ping()
+        assert stream.send_window == 0
+        echo.allowed.set()
+        await wait_for(sending, 5)
+        await stream.ended()
+        assert (stream.status, echo.seen) == (0, [True, size, False])
+
+
 async def test_a_thousand_streams_of_one_connection_are_open_at_once() -> None:
     """And one more waits at the client, until one of them ends."""
     async with echoing() as (_, echo, address), grpc.aio.insecure_channel(address) as channel:

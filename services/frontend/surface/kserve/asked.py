@@ -1,4 +1,4 @@
-"""What one ModelInferRequest asks for, in terms of the mesh."""
+"""The request of one ModelInferRequest, in terms of the mesh."""
 
 from __future__ import annotations
 

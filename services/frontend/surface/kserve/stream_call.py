@@ -18,7 +18,7 @@ class StreamCall(GrpcCall):
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         super().__init__(context)
         self._arrives: Callable[[], Awaitable[bool]] | None = getattr(context, "arrives", None)
-        """Of the batched transport. grpc.aio has none, so there a message is read while it is waited for."""
+        """The batched transport has it. grpc.aio has none, so there a message is read while it is waited for."""
         self._next: bytes | None = None
 
     async def arrives(self) -> bool:

@@ -26,7 +26,7 @@ class StreamOutput:
     async def write(self, message: bytes) -> None:
         """Send `message` in its turn, and return when the transport has taken it. Raises as the call's `write`.
 
-        A cancelled write whose turn has not come sends nothing.
+        A write that is cancelled before its turn sends nothing.
         """
         if self.try_write(message):
             return

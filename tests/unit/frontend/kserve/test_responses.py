@@ -157,6 +157,6 @@ def test_an_error_has_id_reason_and_pause() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**32, 2**64 - 1])
 def test_numbers_are_encoded_as_protobuf_has_them(value: int) -> None:
-    """Of every length."""
+    """Short and long ones."""
     made = service_pb2.ModelInferResponse.FromString(encoding.parameter("x", value))
     assert made.parameters["x"].uint64_param == value

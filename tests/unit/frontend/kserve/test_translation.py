@@ -131,7 +131,7 @@ def test_an_input_has_its_effect(
 
 @pytest.mark.parametrize("model", BY_NAME)
 def test_every_input_of_tensorrt_llm_is_mapped_or_refused_by_name(model: str) -> None:
-    """Whether the mesh declares it or not; so is an input that nobody knows."""
+    """Declared or not; so is an input that nobody knows."""
     contract = BY_NAME[model]
     names = set(TENSORRT_LLM[model].split())
     assert names <= contract.inputs.keys() | contract.refuses.keys()
@@ -350,7 +350,7 @@ def test_requested_outputs_are_known_and_whole() -> None:
 
 
 def test_models_are_found_by_name_and_version() -> None:
-    """Of the default model without a name in front."""
+    """A name without a model in front is the default model's."""
     for name in ("ensemble", "reference.ensemble"):
         for version in ("", "1"):
             made = message()
