@@ -84,6 +84,8 @@ async def test_half_a_message_ends_the_input_alone(pool: Pool) -> None:
         assert stream.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         assert stream.message.startswith("REQUEST_TIMEOUT: the message did not arrive within 0.3 s")
         assert {each.infer_response.id for each in parsed(stream)} == {"a"}
+        last = parsed(stream)[-1].infer_response.parameters
+        assert last["kvmesh_finish_reason"].string_param == "length"
 
 
 async def test_a_message_that_is_none_has_an_error_without_id(edge: Serving) -> None:

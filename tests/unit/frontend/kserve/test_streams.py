@@ -84,6 +84,21 @@ async def test_the_end_of_the_call_reaches_every_request(seed: int) -> None:
         assert all(await asyncio.gather(*(request() for _ in range(9))))
 
 
+async def test_a_write_that_is_cancelled_before_its_turn_sends_nothing() -> None:
+    """One that has begun is sent whole; the others follow."""
+    transport = Transport(random.Random(0))
+    transport.rng.random = lambda: 0.0  # type: ignore[method-assign]  # nothing is taken at once
+    transport.rng.randrange = lambda _: 3  # type: ignore[assignment, method-assign, misc]  # each write takes a while
+    output = StreamOutput(transport)  # type: ignore[arg-type]  # the methods that it uses
+    tasks = [asyncio.create_task(output.write(message)) for message in (b"a", b"b", b"c")]
+    while not transport.is_writing:
+        await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    assert transport.sent == [b"a", b"c"]
+
+
 class Stream:
     """An idle stream."""
 
