@@ -16,6 +16,7 @@ from tritonclient.grpc import InferInput, aio, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from kvmesh.config_sections import TRANSPORTS
+from services.frontend.surface.kserve import stream as kserve_stream
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
 from tests.patience import patience, wait_for
@@ -192,17 +193,42 @@ async def test_the_aio_client_ends_its_stream_after_the_last_response(edge: Serv
     await edge.until_empty()
 
 
-async def test_a_thousand_requests_share_a_stream(edge: Serving) -> None:
-    """All at the same time: none has ended when the last one was taken."""
+async def test_a_thousand_requests_share_a_stream(edge: Serving, pool: Pool) -> None:
+    """All at the same time: none has ended when the last one runs."""
+    pool.tokens_max = 2
     stream = Stream(edge.channel)
     names = [f"r-{number}" for number in range(1000)]
     await stream.send(*(raw(name, tokens(3)) for name in names))
+    await until(lambda: len(pool.submits) == 1000, "all run", 20)
+    pool.tokens_max = 3
     await stream.until_final(*names)
     wanted = oracle(PROMPT, 3)
     assert all(stream.ids(name) == wanted for name in names)
     await stream.call.done_writing()
     assert await stream.read() is None
     await edge.until_empty()
+
+
+async def test_a_full_stream_refuses_a_request_and_stays_open(
+    edge: Serving, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the time of a retry; one that ended makes room."""
+    monkeypatch.setattr(kserve_stream, "REQUESTS_MAX", 2)
+    pool.tokens_max = 2
+    stream = Stream(edge.channel)
+    await stream.send(*(raw(id_, tokens(3)) for id_ in ("a", "b", "c")))
+    await stream.until_final("c")
+    (refused,) = stream.by_id["c"]
+    assert refused.error_message.startswith(
+        "LIVE_REQUESTS_FULL: 2 requests of this stream are live; 2 are allowed"
+    )
+    assert refused.infer_response.parameters["retry_after_ms"].uint64_param == 1000
+    pool.tokens_max = 3
+    await stream.until_final("a", "b")
+    await stream.send(raw("d", tokens(3)))
+    await stream.until_final("d")
+    assert stream.ids("d") == oracle(PROMPT, 3)
+    stream.call.cancel()
 
 
 async def test_a_stuck_request_holds_no_other_up(edge: Serving, pool: Pool) -> None:
