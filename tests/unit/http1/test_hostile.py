@@ -9,7 +9,8 @@ import pytest
 from kvmesh.http1 import ending
 from kvmesh.http1.limits import PIPELINED_MAX, READ_BYTES
 from tests.patience import patience
-from tests.unit.http1.site import BOUND_S, get, post, serving, until
+from tests.raw_http1 import BOUND_S, get, post
+from tests.unit.http1.site import serving, until
 
 MALFORMED = (400, "HTTP_MALFORMED")
 TOO_LARGE = (431, "HEADERS_TOO_LARGE")

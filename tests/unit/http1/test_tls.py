@@ -15,7 +15,8 @@ from kvmesh.http1.connection import IDENTITIES, NAMES
 from kvmesh.trust.server_credentials import ServerMaterial, ServerTls
 from tests.certificates import Folder
 from tests.patience import wait_for
-from tests.unit.http1.site import BOUND_S, Client, Serving, get, serving, until
+from tests.raw_http1 import BOUND_S, Client, get
+from tests.unit.http1.site import Serving, serving, until
 
 HELLO = bytes.fromhex("1603010200010001fc0303")
 """The start of a TLS handshake."""
