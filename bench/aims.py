@@ -17,6 +17,8 @@ CALL_PART = "in the replica's call of Triton, p50"
 ATTACH_TRIP = "round trip over Attach, p50"
 EDGE_TRIP = "time to first token of a server of the client API, p50"
 PER_REQUEST = "CPU per request"
+ONE_AT_A_TIME = "one request at a time"
+ADDED_TTFT = "added to that of Generate"
 ROWS = "rows per frame"
 STREAM_BYTES = "memory per live stream"
 IDLE = "memory idle"
@@ -95,6 +97,23 @@ NEW_COSTS: dict[tuple[str, str], float] = {
 
 AIMS: dict[Key, Aim] = {
     **{Key("cost", f"{case}, new", metric): Aim(limit) for (case, metric), limit in NEW_COSTS.items()},
+    **{
+        Key("surfaces", f"{STREAMS_64}, {surface}", PER_TOKEN): Aim(limit)
+        for surface, limit in (
+            ("chat completions", 25.0),
+            ("completions", 25.0),
+            ("KServe ensemble, one stream", 30.0),
+            ("KServe tensorrt_llm, one stream", 30.0),
+        )
+    },
+    **{
+        Key("surfaces", f"{RATE_200}, {surface}, not streamed", PER_REQUEST): Aim(0.8)
+        for surface in ("chat completions", "completions")
+    },
+    **{
+        Key("surfaces", f"{ONE_AT_A_TIME}, {surface}", f"{ADDED_TTFT}, p50"): Aim(0.5)
+        for surface in ("chat completions", "completions")
+    },
     Key("router", STREAMS_64, PER_TOKEN): Aim(15.0),
     Key("frontend", STREAMS_64, PER_TOKEN): Aim(60.0),
     Key("router", RATE_200, PER_REQUEST): Aim(0.6),

@@ -34,6 +34,38 @@ class Answer:
     retry_after_s: float | None = None
 
 
+class AnswerCheck:
+    """Checks an answer of `expected` tokens, message by message."""
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._position = 0
+        self._is_finished = False
+        self._fault = ""
+
+    def take(self, message: pb.GenerateResponse) -> int:
+        """Take a message and return its number of tokens."""
+        match message.WhichOneof("event"):
+            case "tokens" if message.tokens.ids:
+                if message.tokens.position != self._position and not self._fault:
+                    self._fault = f"wrong: position {message.tokens.position}, expected {self._position}"
+                self._position += len(message.tokens.ids)
+                return len(message.tokens.ids)
+            case "finished":
+                self._is_finished = message.finished.finish_reason == pb.FINISH_REASON_LENGTH
+            case _:
+                pass
+        return 0
+
+    def verdict(self) -> str:
+        """Return the error of the ended answer; empty: there was none."""
+        if self._fault:
+            return self._fault
+        if self._is_finished and self._position == self._expected:
+            return ""
+        return f"lost: {self._position} of {self._expected} tokens"
+
+
 @asynccontextmanager
 async def channel(target: str) -> AsyncIterator[Stub]:
     """Yield a stub of the frontend at `target`, and close its channel after use."""
@@ -61,6 +93,22 @@ def request(
         limits=pb.Limits(max_output_tokens=output_tokens),
         options=pb.GenerateOptions(explain=True) if explain else None,
     )
+
+
+def text_request(text: str, output_tokens: int) -> pb.GenerateRequest:
+    """Return a greedy request with text, which no end token ends."""
+    return pb.GenerateRequest(
+        text=text,
+        sampling=pb.Sampling(temperature=0.0, ignore_eos=True),
+        limits=pb.Limits(max_output_tokens=output_tokens),
+    )
+
+
+def chat_request(text: str, output_tokens: int) -> pb.GenerateRequest:
+    """Return the same request with `text` as the message of a user."""
+    asked = text_request("", output_tokens)
+    asked.chat.messages.add(role=pb.ChatMessage.ROLE_USER, content=text)
+    return asked
 
 
 async def ask(stub: Stub, asked: pb.GenerateRequest, timeout_s: float, key: str = "") -> Answer:

@@ -20,6 +20,7 @@ TITLES = {
     "frontend": "Frontend alone",
     "decode": "Decode service alone (an engine in Triton on the other core)",
     "cost": "A token and a request: old and new transports",
+    "surfaces": "Client surfaces of a frontend alone: the own API, OpenAI over HTTP, KServe",
     "path": "Whole path through Triton",
     "start": "First request after a start",
     "index": "Prefix index",

@@ -13,13 +13,14 @@ from rich.console import Console
 from bench import options
 from bench.pages import NOTES
 from bench.peers import costs, costs_page
-from bench.peers.cost_client import ChatWire, GenerateWire, WordLoad
+from bench.peers.cost_client import ChatWire, GenerateWire
 from bench.peers.cost_systems import BEHIND, FRONTEND, ROUTER, TABLES
 from bench.peers.costs_page import About, Cost, CostRecord, Figures
 from bench.peers.stepping_worker import SteppingWorker
 from bench.processes import Fleet
 from bench.results import BenchError
 from bench.variants import NEW
+from bench.word_load import WordLoad
 from kvmesh import config
 from kvmesh.inference.v1 import inference_pb2 as pb
 

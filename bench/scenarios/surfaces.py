@@ -1,0 +1,104 @@
+"""The client surfaces of a frontend alone: its own API, OpenAI over HTTP, KServe over gRPC.
+
+One frontend serves all surfaces, and one client asks over one of them at a time. A source is the router. The surfaces take
+turns, there and back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench import aims, surface_client
+from bench.processes import Fleet
+from bench.results import BenchError, ScenarioResults, quantile
+from bench.surface_client import (
+    CHAT,
+    CHAT_WHOLE,
+    COMPLETIONS,
+    COMPLETIONS_WHOLE,
+    GENERATE,
+    GENERATE_CHAT,
+    KSERVE_IDS,
+    KSERVE_TEXT,
+)
+from bench.variants import interleaved
+from bench.windows import LONG_SEQUENCES, Case, Pace, SystemUnderTest
+from kvmesh.roles import REFERENCE
+
+CASE: Final = Case(64, 20)
+STREAMED: Final = (GENERATE, CHAT, COMPLETIONS, KSERVE_TEXT, KSERVE_IDS)
+SHORT: Final = (GENERATE, GENERATE_CHAT, COMPLETIONS_WHOLE, CHAT_WHOLE, CHAT)
+"""Surfaces of the short requests. An answer of Generate is always streamed."""
+FIRST: Final = (GENERATE, COMPLETIONS, GENERATE_CHAT, CHAT, KSERVE_TEXT)
+COMPARED: Final = {COMPLETIONS: GENERATE, CHAT: GENERATE_CHAT, KSERVE_TEXT: GENERATE}
+"""The surface to which the time to first token is compared: the own API with the same kind of prompt."""
+PER_S: Final = 200
+WORDS: Final = 40
+ROUNDS, QUICK_ROUNDS = 2, 1
+FIRST_ROUNDS, QUICK_FIRST_ROUNDS = 100, 40
+FIRST_STEP_MS: Final = 5
+
+
+def run(results: ScenarioResults, pace: Pace) -> None:
+    """Measure one repeat."""
+    rounds = QUICK_ROUNDS if pace.is_quick else ROUNDS
+    with Fleet() as fleet:
+        surfaces = Surfaces(results, pace, fleet)
+        for surface in interleaved(STREAMED, rounds):
+            surfaces.streams(surface)
+        for surface in interleaved(SHORT, rounds):
+            surfaces.requests(surface)
+        surfaces.first_tokens(QUICK_FIRST_ROUNDS if pace.is_quick else FIRST_ROUNDS)
+
+
+class Surfaces:
+    """A frontend between a client and a stub router."""
+
+    def __init__(self, results: ScenarioResults, pace: Pace, fleet: Fleet) -> None:
+        self._results, self._pace = results, pace
+        fleet.configure(LONG_SEQUENCES)
+        self._source = fleet.start_ready(
+            "source", "bench.source", role="router", id="router-0", redis=fleet.redis_url
+        )
+        self._frontend = fleet.service("frontend", "frontend-0")
+        ports = {"grpc": self._frontend.address, "http": self._frontend.http_address}
+        self._client = fleet.start_ready("client", surface_client.__name__, model=REFERENCE, **ports)
+        self._frontend.wait_until(self._is_served, "answered no request", every_s=0.5)
+        for surface in {*STREAMED, *SHORT, *FIRST}:  # a first request of a kind loads code
+            self._client.ask("first_tokens", surfaces=[surface], rounds=3, words=WORDS)
+
+    def streams(self, surface: str) -> None:
+        """Measure the CPU of a token, with open streams."""
+        self._source.ask("pace", step_ms=CASE.step_ms, phases=1)
+        self._over(surface).streams(CASE, [self._source], sees_frames=False, is_first=False)
+
+    def requests(self, surface: str) -> None:
+        """Measure the CPU of a short request."""
+        self._source.ask("pace", step_ms=CASE.step_ms, phases=1)
+        self._over(surface).rate(aims.RATE_200, PER_S)
+
+    def first_tokens(self, rounds: int) -> None:
+        """Measure the time to first token over each surface in turn, one request at a time."""
+        self._source.ask("pace", step_ms=FIRST_STEP_MS, phases=1)
+        times_ms = self._client.ask("first_tokens", surfaces=FIRST, rounds=rounds, words=WORDS)
+        for surface in FIRST:
+            for name, share in (("p50", 0.5), ("p99", 0.99)):
+                case, value = f"{aims.ONE_AT_A_TIME}, {surface}", quantile(times_ms[surface], share)
+                self._results.add(case, f"time to first token, {name}", "ms", value)
+                if own := COMPARED.get(surface):
+                    added = value - quantile(times_ms[own], share)
+                    self._results.add(case, f"{aims.ADDED_TTFT}, {name}", "ms", added)
+
+    def _over(self, surface: str) -> SystemUnderTest:
+        self._client.ask("use", surface=surface)
+        return SystemUnderTest(
+            self._results, self._pace, self._frontend, self._client, prompt_tokens=WORDS, way=surface
+        )
+
+    def _is_served(self) -> bool:
+        """Return whether a request is answered. It fails until the frontend has found the router."""
+        try:
+            self._client.ask("first_tokens", surfaces=[GENERATE], rounds=1, words=WORDS)
+        except BenchError:
+            return False
+        return True

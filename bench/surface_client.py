@@ -1,0 +1,71 @@
+"""A load generator of a frontend's client surfaces. Beside the commands of `load`: `use`, `ask` and `first_tokens`.
+
+`python -m bench.surface_client --grpc HOST:PORT --http HOST:PORT`. The clients are cheap: HTTP/1.1 with httptools, and gRPC
+on the transport of the links. A prompt is words, drawn in the same way for all surfaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from bench import completions, control, generation, kserve
+from bench.http_wire import CompletionWire
+from bench.link_wires import KserveWire, LinkedGenerateWire, link_channel
+from bench.load import serve_load
+from bench.word_load import Wire, WordLoad
+
+GENERATE: Final = "Generate"
+GENERATE_CHAT: Final = "Generate, chat"
+CHAT: Final = "chat completions"
+COMPLETIONS: Final = "completions"
+CHAT_WHOLE: Final = "chat completions, not streamed"
+COMPLETIONS_WHOLE: Final = "completions, not streamed"
+KSERVE_TEXT: Final = "KServe ensemble, one stream"
+KSERVE_IDS: Final = "KServe tensorrt_llm, one stream"
+
+
+async def serve(grpc: str, http: str, model: str, seed: int = 1) -> None:
+    """Serve until stdin ends. `grpc`, `http`: host:port of the ports of a frontend. `model`: name for completions."""
+    async with AsyncExitStack() as stack:
+        channel = link_channel(grpc)
+        stack.push_async_callback(channel.close)
+        completing = {
+            name: CompletionWire(http, path, model, streams=streams)
+            for name, path, streams in (
+                (CHAT, completions.CHAT, True),
+                (COMPLETIONS, completions.COMPLETIONS, True),
+                (CHAT_WHOLE, completions.CHAT, False),
+                (COMPLETIONS_WHOLE, completions.COMPLETIONS, False),
+            )
+        }
+        inferring = {
+            KSERVE_TEXT: KserveWire(channel, kserve.ENSEMBLE),
+            KSERVE_IDS: KserveWire(channel, kserve.TENSORRT_LLM),
+        }
+        for completion in completing.values():
+            stack.callback(completion.close)
+        for inference in inferring.values():
+            stack.callback(inference.close)
+        wires: dict[str, Wire] = {
+            GENERATE: LinkedGenerateWire(channel, generation.text_request),
+            GENERATE_CHAT: LinkedGenerateWire(channel, generation.chat_request),
+            **completing,
+            **inferring,
+        }
+        load = WordLoad(wires[GENERATE], seed)
+
+        async def use(surface: str) -> None:
+            """Send the next load over another surface."""
+            load.wire = wires[surface]
+
+        async def first_tokens(surfaces: list[str], rounds: int, words: int) -> Mapping[str, Any]:
+            """Return times to first token in milliseconds, by surface."""
+            return await load.first_tokens({name: wires[name] for name in surfaces}, rounds, words)
+
+        await serve_load(load, seed, load.ask, use, first_tokens)
+
+
+if __name__ == "__main__":
+    control.main(serve, __doc__)
