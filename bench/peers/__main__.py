@@ -11,7 +11,7 @@ import typer
 
 from bench import machine, options, pages
 from bench.peers import page
-from bench.peers.comparison import NAMES, cases_of, compare
+from bench.peers.comparison import MESH, NAMES, cases_of, compare
 from bench.peers.experiment import Schedule, System, run
 from bench.peers.mesh_system import MeshSystem
 from bench.peers.router_system import RouterSystem
@@ -45,8 +45,8 @@ def peers(
     """Kill one of four workers under 16 streams, with kvmesh and with routers from PyPI."""
     about = page.About(Schedule(), 0.0 if quick else horizon)
     record = page.FaultRecord(options.command_line("bench.peers"), machine.describe(), about)
-    mesh: MakeSystem = MeshSystem
-    cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, mesh, _maker)
+    meshes: dict[str, MakeSystem] = {MESH: MeshSystem}
+    cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, meshes, _maker)
 
     def play(make: MakeSystem, repeat: int, say: Callable[[str], None]) -> Figures:
         return _run(make, about.schedule, about.horizon_s if repeat == 0 else 0.0, repeat, say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,35 @@ Message = dict[str, str]
 """`role` and `content`."""
 
 
-def request_body(prompt: str, tokens: int) -> bytes:
-    """Return the body of a streamed request for `tokens` tokens."""
-    return conversation_body([{"role": "user", "content": prompt}], tokens)
-
-
-def conversation_body(messages: Sequence[Message], tokens: int) -> bytes:
-    """Return the body of a streamed request for `tokens` tokens that continue a conversation."""
-    body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0}
-    return json.dumps(body).encode()
-
-
 def token_text(position: int) -> str:
     """Return the text of the token at `position`. The blank separates two tokens of one event."""
     return f"tok{position} "
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model, as its clients see it."""
+
+    model: str = MODEL
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of each request."""
+    text_of: Callable[[int], str] | None = token_text
+    """Text of the token at a position. None: an event with text is one token, and the usage at the end has their number."""
+
+
+def request_body(prompt: str, tokens: int, served: Served | None = None) -> bytes:
+    """Return the body of a streamed request for `tokens` tokens."""
+    return conversation_body([{"role": "user", "content": prompt}], tokens, served)
+
+
+def conversation_body(messages: Sequence[Message], tokens: int, served: Served | None = None) -> bytes:
+    """Return the body of a streamed request for `tokens` tokens that continue a conversation."""
+    served = served or Served()
+    body: dict[str, Any] = {"model": served.model, "messages": messages, "max_tokens": tokens}
+    body |= {"stream": True, "temperature": 0}
+    if served.text_of is None:
+        body["stream_options"] = {"include_usage": True}
+    return json.dumps(body).encode()
 
 
 def usage(prompt_tokens: int, cached_tokens: int, tokens: int) -> dict[str, Any]:
@@ -70,6 +85,8 @@ class Answer:
     """Checks a streamed answer of `expected` tokens, fed in pieces of any size."""
 
     expected: int
+    text_of: Callable[[int], str] | None = token_text
+    """See Served."""
     worker: str = ""
     token_count: int = 0
     finish: str = ""
@@ -108,6 +125,8 @@ class Answer:
             self.is_done = True
             if self.token_count < self.expected:
                 self._note(Outcome.LOST, "ended with [DONE] before the last token")
+            elif self.token_count > self.expected:
+                self._note(Outcome.WRONG, "a token beyond the last")
             elif self.finish != "length":
                 self._note(Outcome.LOST, f"finish reason {self.finish or 'missing'}")
         else:
@@ -121,18 +140,24 @@ class Answer:
             self._note(Outcome.LOST, "error event" if "error" in data else "an event that is no chunk")
             return
         self.worker = message.get("system_fingerprint") or self.worker
-        told = (message.get("usage") or {}).get("prompt_tokens_details") or {}
+        used = message.get("usage") or {}
+        told = used.get("prompt_tokens_details") or {}
         self.cached_tokens = told.get("cached_tokens", self.cached_tokens)
         for choice in choices:
             self._tokens(choice.get("delta", {}).get("content") or "")
             self.finish = choice.get("finish_reason") or self.finish
+        if self.text_of is None and used:
+            self.token_count = used["completion_tokens"]
 
     def _tokens(self, text: str) -> None:
+        if self.text_of is None:
+            self.token_count += bool(text)
+            return
         for token in text.split():
             if self.token_count == self.expected:
                 self._note(Outcome.WRONG, "a token beyond the last")
                 return
-            if token != token_text(self.token_count).strip():
+            if token != self.text_of(self.token_count).strip():
                 self._note(Outcome.WRONG, "a token that is not the expected one")
                 return
             self.token_count += 1

@@ -21,16 +21,19 @@ class BadFraming(Exception):
 class ChatConnection:
     """A connection to a router at 127.0.0.1: kept alive over requests, opened again after a failure."""
 
-    def __init__(self, port: int, mute_s: float | None = None) -> None:
-        """`mute_s`: another limit of silence than MUTE_S."""
+    def __init__(self, port: int, mute_s: float | None = None, served: chat.Served | None = None) -> None:
+        """`mute_s`: another limit of silence than MUTE_S. `served`: the model at the port, by default the mock one."""
         self._port = port
+        self._served = served or chat.Served()
         self._mute_s = MUTE_S if mute_s is None else mute_s
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def stream(self, prompt: str, tokens: int, record: Stream, began_s: float) -> None:
         """Send a prompt and read its answer into `record`. `began_s`: the loop's time at 0 of the run's clock."""
-        await self.send(chat.request_body(prompt, tokens), chat.Answer(tokens), record, began_s)
+        served = self._served
+        answer = chat.Answer(tokens, served.text_of)
+        await self.send(chat.request_body(prompt, tokens, served), answer, record, began_s)
 
     async def send(self, request: bytes, answer: chat.Answer, record: Stream, began_s: float) -> None:
         """Send the body of a request and read the answer into `answer` and `record`."""
@@ -66,9 +69,10 @@ class ChatConnection:
             with suppress(OSError):
                 self._writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, writer = self._reader, self._writer
+        more = "".join(f"{name}: {value}\r\n" for name, value in self._served.headers.items())
         writer.write(
-            b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            % (worker.CHAT.encode(), len(body))
+            b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n"
+            % (worker.CHAT.encode(), len(body), more.encode())
             + body
         )
         async with asyncio.timeout(self._mute_s):

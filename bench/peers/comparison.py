@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,12 +38,17 @@ def cases_of(
     only: str,
     policies: Sequence[Policy],
     record: Record[Any, Any],
-    mesh: Play,
+    meshes: Mapping[str, Play],
     routed: Callable[[Installed], Play],
 ) -> list[Case[Play]]:
-    """Return the selected cases, and make the environments. Routers that cannot be installed go to the record."""
+    """Return the selected cases, and make the environments. Routers that cannot be installed go to the record.
+
+    `meshes`: the cases of kvmesh by the name of their row. They are selected together.
+    """
     names = options.selected(only, NAMES)
-    cases = [Case(MESH, record.machine["commit"], "its own", mesh)] if MESH in names else []
+    commit = record.machine["commit"]
+    own = meshes.items() if MESH in names else ()
+    cases = [Case(name, commit, "its own", mesh) for name, mesh in own]
     for router in ROUTERS:
         if router.name not in names:
             continue

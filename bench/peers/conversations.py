@@ -18,7 +18,7 @@ from bench.conversation_player import PlayedTurn
 from bench.conversations import COST, Plan
 from bench.mesh import names
 from bench.peers import conversations_page
-from bench.peers.comparison import NAMES, cases_of, compare
+from bench.peers.comparison import MESH, NAMES, cases_of, compare
 from bench.peers.conversations_page import COLUMNS, About, ConversationRecord, Figures
 from bench.peers.routers import Installed, Policy
 from bench.processes import ANY_CORE, Fleet
@@ -55,8 +55,8 @@ def hold(
     about = About(len(plan.conversations), plan.turn_count, plan.span_s, LOAD)
     command = options.command_line("bench.peers.conversations")
     record = ConversationRecord(command, machine.describe(), about)
-    mesh = Played(_play_mesh, names("prefill", PREFILLS))
-    cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, mesh, _routed)
+    meshes = {MESH: Played(_play_mesh, names("prefill", PREFILLS))}
+    cases = cases_of(only, POLICIES[:1] if quick else POLICIES, record, meshes, _routed)
 
     def run(played: Played, repeat: int, say: Callable[[str], None]) -> Figures:
         say("plays")

@@ -1,13 +1,16 @@
 """A client with many streams or a closed loop of requests, over chat completions or over the API of kvmesh.
 
-Run as `python -m bench.peers.cost_client --port P` for a router, or `--target HOST:PORT --key KEY` for a frontend. Beside
-the commands of `load` it has `ask`, with those arguments. A prompt is words, which are drawn in the same way for both.
+Run as `python -m bench.peers.cost_client --direct W --port P` for a router, with `--key KEY` for the OpenAI surface of a
+frontend, or with `--target HOST:PORT --key KEY` for its own API. W is the port of a mock worker. Beside the commands of
+`load` it has `ask` and `first_tokens`. A prompt is words, which are drawn in the same way for all.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Any, Final
 
 import grpc
 
@@ -17,8 +20,12 @@ from bench.peers import chat
 from bench.peers.chat_client import ChatConnection
 from bench.peers.streams import Outcome, Stream
 from bench.word_load import Arrive, Wire, WordLoad
+from kvmesh.roles import REFERENCE
 
 DEADLINE_S = 600.0
+SYSTEM: Final = "system"
+DIRECT: Final = "direct"
+"""Times to first token through the system, and from a mock worker without it."""
 
 
 class CountedStream(Stream):
@@ -37,17 +44,19 @@ class CountedStream(Stream):
 class ChatWire:
     """Implements Wire with chat completions at a port of loopback. Connections are kept alive."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, served: chat.Served | None = None) -> None:
+        """`served`: the model at the port, by default the mock one."""
         self._port = port
+        self._served = served or chat.Served()
         self._idle: list[ChatConnection] = []
 
     async def ask(self, text: str, tokens: int, arrive: Arrive) -> str:
         """See Wire."""
-        connection = self._idle.pop() if self._idle else ChatConnection(self._port)
-        record, answer = CountedStream(arrive), chat.Answer(tokens)
+        connection = self._idle.pop() if self._idle else ChatConnection(self._port, served=self._served)
+        record = CountedStream(arrive)
         began_s = asyncio.get_running_loop().time()
         try:
-            await connection.send(chat.request_body(text, tokens), answer, record, began_s)
+            await connection.stream(text, tokens, record, began_s)
         except asyncio.CancelledError:
             connection.close()
             raise
@@ -84,17 +93,33 @@ class GenerateWire:
         return check.verdict()
 
 
-async def serve(port: int = 0, target: str = "", key: str = "", seed: int = 1) -> None:
-    """Serve until stdin ends. `port`: of a router on loopback; 0: `target` is host:port of a frontend."""
+async def serve(direct: int, port: int = 0, target: str = "", key: str = "", seed: int = 1) -> None:
+    """Serve until stdin ends.
+
+    `direct`: port of a mock worker on loopback. `port`: of a router there, or with `key` of a frontend's OpenAI surface.
+    0: `target` is host:port of a frontend.
+    """
     async with AsyncExitStack() as stack:
+        worker = ChatWire(direct)
+        stack.callback(worker.close)
         if port:
-            chat_wire = ChatWire(port)
+            chat_wire = ChatWire(port, openai_surface(key) if key else None)
             stack.callback(chat_wire.close)
             wire: Wire = chat_wire
         else:
             wire = GenerateWire(await stack.enter_async_context(generation.channel(target)), key)
         load = WordLoad(wire, seed)
-        await serve_load(load, seed, load.ask)
+
+        async def first_tokens(rounds: int, words: int) -> Mapping[str, Any]:
+            """Return times to first token in milliseconds, through the system and from the worker, in turn."""
+            return await load.first_tokens({SYSTEM: wire, DIRECT: worker}, rounds, words)
+
+        await serve_load(load, seed, load.ask, first_tokens)
+
+
+def openai_surface(key: str) -> chat.Served:
+    """Return kvmesh's reference model for a tenant's key. Its tokens have other texts than those of mock workers."""
+    return chat.Served(REFERENCE, {"authorization": f"Bearer {key}"}, None)
 
 
 if __name__ == "__main__":

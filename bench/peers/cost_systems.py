@@ -14,13 +14,14 @@ from bench import accounting
 from bench.engines import CONFIG
 from bench.mesh import names
 from bench.peers.routers import Installed
-from bench.processes import LOAD_CORE, Fleet, Process
+from bench.processes import LOAD_CORE, Fleet, Process, free_port
 from bench.results import BenchError
 from bench.variants import NEW
 
 STEP_S: Final = 0.02
 REPLICAS: Final = 2
 WORKERS: Final = names("worker", REPLICAS)
+WORKER: Final = "bench.peers.stepping_worker"
 ROUTER, FRONTEND, BEHIND = "router", "frontend", "prefill and decode"
 """Roles of processes. The CPU of BEHIND is no part of the sum."""
 
@@ -65,7 +66,22 @@ Start = Callable[[Fleet, int], SystemUnderTest]
 
 
 def start_mesh(fleet: Fleet, seed: int) -> SystemUnderTest:
-    """Start kvmesh with batched transports and step frames, two prefill and two decode replicas."""
+    """Start kvmesh with clients of its own API. See _start_mesh."""
+    return _start_mesh(fleet, seed, lambda frontend: {"target": frontend.address})
+
+
+def start_mesh_openai(fleet: Fleet, seed: int) -> SystemUnderTest:
+    """Start kvmesh with clients of its OpenAI surface. See _start_mesh."""
+    return _start_mesh(fleet, seed, lambda frontend: {"port": frontend.http_address.rpartition(":")[2]})
+
+
+def _start_mesh(
+    fleet: Fleet, seed: int, surface: Callable[[Process], Mapping[str, object]]
+) -> SystemUnderTest:
+    """Start kvmesh with batched transports and step frames, two prefill and two decode replicas.
+
+    `surface`: option of the client for the frontend. A mock worker is there for the comparison of first tokens.
+    """
     fleet.configure(NEW.over(TABLES))
     stubs = {}
     for name in (*names("prefill", REPLICAS), *names("decode", REPLICAS)):
@@ -79,8 +95,10 @@ def start_mesh(fleet: Fleet, seed: int) -> SystemUnderTest:
     for replica in replicas:
         replica.wait_ready()
     frontend = fleet.service("frontend", "frontend-0")
-    options = {"target": frontend.address, "key": KEY, "seed": seed + 1}
-    client = fleet.start_ready("client", "bench.peers.cost_client", LOAD_CORE, **options)
+    direct = free_port()
+    worker = fleet.module(WORKERS[0], WORKER, LOAD_CORE, name=WORKERS[0], port=direct, interval_s=STEP_S)
+    worker.wait_for_port(direct)
+    client = _client(fleet, seed, direct, key=KEY, **surface(frontend))
     roles = {FRONTEND: (frontend,), ROUTER: (router,), BEHIND: tuple(replicas)}
     return _served(SystemUnderTest(roles, client))
 
@@ -89,14 +107,18 @@ def started_by(installed: Installed) -> Start:
     """Return what starts a router."""
 
     def start(fleet: Fleet, seed: int) -> SystemUnderTest:
-        routed = installed.start(
-            fleet, WORKERS, "bench.peers.stepping_worker", is_pinned=True, interval_s=STEP_S
-        )
-        options = {"port": routed.port, "seed": seed + 1}
-        client = fleet.start_ready("client", "bench.peers.cost_client", LOAD_CORE, **options)
+        routed = installed.start(fleet, WORKERS, WORKER, is_pinned=True, interval_s=STEP_S)
+        client = _client(fleet, seed, routed.worker_ports[0], port=routed.port)
         return _served(SystemUnderTest({ROUTER: (routed.process,)}, client))
 
     return start
+
+
+def _client(fleet: Fleet, seed: int, direct: int, **options: object) -> Process:
+    """Start a client. `direct`: port of a mock worker."""
+    return fleet.start_ready(
+        "client", "bench.peers.cost_client", LOAD_CORE, seed=seed + 1, direct=direct, **options
+    )
 
 
 def _served(system: SystemUnderTest) -> SystemUnderTest:

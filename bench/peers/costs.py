@@ -14,12 +14,13 @@ import typer
 
 from bench import machine, options, pages
 from bench.peers import costs_page
-from bench.peers.comparison import NAMES, cases_of, compare
-from bench.peers.cost_systems import STEP_S, Start, SystemUnderTest, start_mesh, started_by
-from bench.peers.costs_page import About, Cost, CostRecord, Figures, Prompts
+from bench.peers.comparison import MESH, NAMES, cases_of, compare
+from bench.peers.cost_client import DIRECT, SYSTEM
+from bench.peers.cost_systems import STEP_S, Start, SystemUnderTest, start_mesh, start_mesh_openai, started_by
+from bench.peers.costs_page import About, Cost, CostRecord, Figures, FirstTokens, Prompts
 from bench.peers.routers import POLICIES
 from bench.processes import Fleet
-from bench.results import BenchError
+from bench.results import BenchError, quantile
 from bench.windows import growth
 
 START_S: Final = 3.0
@@ -30,7 +31,7 @@ SETTLE_S: Final = 0.5
 """Work after the answers, such as KV events, belongs to the requests."""
 ARRIVED_MIN: Final = 0.9
 """Share of the paced tokens. With fewer of them the run is no figure."""
-QUICK: Final = About(window_s=3.0, loop_s=2.5)
+QUICK: Final = About(window_s=3.0, loop_s=2.5, first_rounds=60)
 
 
 def measure_costs(
@@ -46,8 +47,8 @@ def measure_costs(
     about = QUICK if quick else About()
     record = CostRecord(options.command_line("bench.peers.costs"), machine.describe(), about)
     policies = POLICIES[:1] if quick else POLICIES[:2]
-    mesh: Start = start_mesh
-    cases = cases_of(only, policies, record, mesh, started_by)
+    meshes: dict[str, Start] = {MESH: start_mesh, f"{MESH}, OpenAI surface": start_mesh_openai}
+    cases = cases_of(only, policies, record, meshes, started_by)
 
     def run(start: Start, repeat: int, say: Callable[[str], None]) -> Figures:
         say("starts")
@@ -71,6 +72,8 @@ def measure(system: SystemUnderTest, about: About, say: Callable[[str], None]) -
     time.sleep(START_S)
     say("rests")
     idle = _window(system, IDLE_S)
+    say("sends one request at a time")
+    first = _first_tokens(system, about)
     say("streams")
     streams = _streams(system, about)
     say("sends short prompts")
@@ -85,6 +88,7 @@ def measure(system: SystemUnderTest, about: About, say: Callable[[str], None]) -
         token=cost(streams.spent_ns, streams.tokens, streams.seconds),
         short=short,
         long=long,
+        first=first,
         arrived=arrived,
     )
 
@@ -94,6 +98,13 @@ def cost(spent_ns: Mapping[str, float], units: float, seconds: float) -> Cost:
     if not units:
         raise BenchError("no request was finished, or no token came")
     return Cost({role: ns / 1e3 / units for role, ns in spent_ns.items()}, units / seconds)
+
+
+def _first_tokens(system: SystemUnderTest, about: About) -> FirstTokens:
+    asked = {"rounds": about.first_rounds, "words": about.short.words}
+    times_ms = system.client.ask("first_tokens", **asked)
+    through, direct = times_ms[SYSTEM], times_ms[DIRECT]
+    return FirstTokens(*(quantile(each, share) for each in (through, direct) for share in (0.5, 0.99)))
 
 
 class Window(NamedTuple):

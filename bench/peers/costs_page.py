@@ -30,6 +30,16 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Times to first token in milliseconds: through the system, and from a mock worker without it."""
+
+    p50: float
+    p99: float
+    direct_p50: float
+    direct_p99: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """One run in numbers."""
 
@@ -40,6 +50,7 @@ class Figures:
     """A request with a short prompt."""
     long: Cost
     """A request with a long prompt."""
+    first: FirstTokens
     arrived: float
     """Tokens that arrived over tokens that were paced."""
 
@@ -63,6 +74,7 @@ class About:
     short: Prompts = Prompts(40, 8)
     long: Prompts = Prompts(1200, 4)
     loop_s: float = 4.0
+    first_rounds: int = 200
 
 
 CostRecord = Record[About, Figures]
@@ -73,7 +85,8 @@ def line(figures: Figures) -> str:
     token, short, long = figures.token, figures.short, figures.long
     return (
         f"{token.own_us:.1f} us per token ({figures.arrived:.0%} arrived), {short.own_us / 1e3:.2f} ms per short and "
-        f"{long.own_us / 1e3:.2f} ms per long request ({short.rate:.0f} and {long.rate:.0f} per second)"
+        f"{long.own_us / 1e3:.2f} ms per long request ({short.rate:.0f} and {long.rate:.0f} per second), "
+        f"{figures.first.p50 - figures.first.direct_p50:.2f} ms added to the first token"
     )
 
 
@@ -105,6 +118,14 @@ LONG_COLUMNS: Final = (
     *columns(lambda one: one.long, "ms per request", 1e3, 2),
     column("requests/s", lambda one: one.long.rate, 0),
 )
+FIRST_COLUMNS: Final = (
+    column("**added, p50**", lambda one: one.first.p50 - one.first.direct_p50, 2),
+    column("**added, p99**", lambda one: one.first.p99 - one.first.direct_p99, 2),
+    column("through the system, p50", lambda one: one.first.p50, 2),
+    column("p99", lambda one: one.first.p99, 2),
+    column("from a mock worker, p50", lambda one: one.first.direct_p50, 2),
+    column("p99", lambda one: one.first.direct_p99, 2),
+)
 IDLE_COLUMNS: Final = columns(lambda one: one.idle, "ms per second", 1e3, 1)
 
 
@@ -115,6 +136,7 @@ def tables(record: CostRecord) -> list[str]:
         (f"A token, with {about.streams} streams", TOKEN_COLUMNS),
         (f"A request with a prompt of {about.short.words:,} words", SHORT_COLUMNS),
         (f"A request with a prompt of {about.long.words:,} words", LONG_COLUMNS),
+        ("Added time to first token, ms", FIRST_COLUMNS),
         ("Without load", IDLE_COLUMNS),
     )
     return [text for title, chosen in titles for text in pages.section(title, record.table(chosen))]
@@ -138,14 +160,16 @@ def _procedure(about: About) -> str:
     short, long = about.short, about.long
     return (
         "One system runs at a time, with all processes new. Its own processes are alone on core 0. On core 1 are "
-        f"clients, workers, Redis, and the prefill and decode services of kvmesh. {about.streams} streams are held "
-        f"open, each with a prompt of {about.stream_words} words. Workers send a token per stream every "
-        f"{STEP_S * 1000:g} ms, those of all streams of a worker together. The window is {about.window_s:g} s long. "
-        f"Then callers send requests for one token in a closed loop, for {about.loop_s:g} s each. Short prompts have "
-        f"{short.words:,} words and {short.callers} callers, long ones {long.words:,} words and {long.callers} "
-        "callers. Words are drawn anew for each prompt, so no cache has them. Repeats go there and back over the "
-        "systems (A B C, C B A), so a drift of the machine burdens all alike. A cell is the median of the runs, "
-        "with the smallest and the largest in brackets. All processes run on one machine, over loopback."
+        "clients, workers, Redis, and the prefill and decode services of kvmesh. First "
+        f"{about.first_rounds} prompts of {short.words:,} words for one token go through the system, and as many to a "
+        f"mock worker directly, one at a time and in turn. Then {about.streams} streams are held open, each with a "
+        f"prompt of {about.stream_words} words. Workers send a token per stream every {STEP_S * 1000:g} ms, those of "
+        f"all streams of a worker together. The window is {about.window_s:g} s long. Then callers send requests for "
+        f"one token in a closed loop, for {about.loop_s:g} s each. Short prompts have {short.words:,} words and "
+        f"{short.callers} callers, long ones {long.words:,} words and {long.callers} callers. Words are drawn anew for "
+        "each prompt, so no cache has them. Repeats go there and back over the systems (A B C, C B A), so a drift of "
+        "the machine burdens all alike. A cell is the median of the runs, with the smallest and the largest in "
+        "brackets. All processes run on one machine, over loopback."
     )
 
 
@@ -158,7 +182,11 @@ _COUNTED: Final = (
 _DIFFERENCES: Final = f"""\
 - A router from PyPI is one program in Rust that takes OpenAI requests over HTTP/1.1. It passes the server-sent events of
   one of {REPLICAS} mock workers on, {EVENT_BYTES} bytes a token. Frontend and router of kvmesh are two programs in Python
-  with a hop between them. All speak gRPC, with batched transports (`frontend.edge`, `mesh.hops`) and step frames.
+  with a hop between them. Between themselves they speak gRPC, with batched transports (`frontend.edge`, `mesh.hops`) and
+  step frames. One row of kvmesh has clients of its own API over gRPC, the other has the clients of the routers from PyPI.
+- The added time to first token is that through the system minus that of the same client at a mock worker. At kvmesh it
+  has the work of four processes: frontend, router, prefill or decode, and the stub engine. In the row of its own API the
+  client is grpcio's, which takes more time than the HTTP client.
 - kvmesh does more with each request. Its frontend checks the key and the budgets of the tenant, and counts each token
   against them. It tokenizes the prompt and detokenizes the output; mock workers take and give text. It signs resume
   tokens. Its router follows the KV events of all replicas. [Streams survive](peers.md) the death of a replica.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from io import StringIO
@@ -12,11 +13,12 @@ from rich.console import Console
 
 from bench import options
 from bench.pages import NOTES
-from bench.peers import costs, costs_page
+from bench.peers import chat, costs, costs_page
 from bench.peers.cost_client import ChatWire, GenerateWire
 from bench.peers.cost_systems import BEHIND, FRONTEND, ROUTER, TABLES
-from bench.peers.costs_page import About, Cost, CostRecord, Figures
+from bench.peers.costs_page import About, Cost, CostRecord, Figures, FirstTokens
 from bench.peers.stepping_worker import SteppingWorker
+from bench.peers.streams import Outcome
 from bench.processes import Fleet
 from bench.results import BenchError
 from bench.variants import NEW
@@ -30,10 +32,11 @@ MESH = Figures(
     token=WHOLE,
     short=Cost({FRONTEND: 1000.0, ROUTER: 500.0, BEHIND: 2000.0}, 100.0),
     long=Cost({FRONTEND: 2000.0, ROUTER: 500.0, BEHIND: 2000.0}, 50.0),
+    first=FirstTokens(4.0, 9.0, 1.5, 2.0),
     arrived=1.0,
 )
 ALONE = Cost({ROUTER: 15.0}, 3200.0)
-ROUTED = Figures(ALONE, ALONE, ALONE, ALONE, 0.99)
+ROUTED = Figures(ALONE, ALONE, ALONE, ALONE, FirstTokens(2.0, 3.0, 1.5, 2.0), 0.99)
 
 
 def record() -> CostRecord:
@@ -53,6 +56,7 @@ def test_the_sum_is_that_of_the_systems_own_processes() -> None:
     assert row in page
     assert "| smg 1 | round_robin | 1 | 15.0 | - | 15.0 | - | 99 |" in page
     assert "| kvmesh abc | its own | 3 | 1.50 | 1.00 | 0.50 | 2.00 | 100 |" in page
+    assert "| kvmesh abc | its own | 3 | 2.50 | 7.00 | 4.00 | 9.00 | 1.50 | 2.00 |" in page
 
 
 def test_notes_and_problems_are_on_the_page() -> None:
@@ -97,6 +101,38 @@ def test_streams_of_a_worker_have_common_steps() -> None:
     began_s = [worker.start_s(now_s) for now_s in (1.001, 1.019, 1.021)]
     assert began_s[0] == began_s[1] and began_s[2] == pytest.approx(began_s[0] + 0.02)
     assert all(start <= now for start, now in zip(began_s, (1.001, 1.019, 1.021), strict=True))
+
+
+def own_answer(*texts: str, finish: str = "length", counted: int) -> bytes:
+    """Return an answer of tokens with texts of their own."""
+    parts = [chat.chunk("", text) for text in texts]
+    end = chat.chunk("", None, finish, chat.usage(1, 0, counted))
+    return b"".join((*parts, end, chat.event(chat.DONE)))
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        (own_answer("any", " text", counted=2), Outcome.DONE),
+        (own_answer("any text", counted=2), Outcome.DONE),
+        (own_answer("any", " text", counted=1), Outcome.LOST),
+        (own_answer("any", " text", counted=3), Outcome.WRONG),
+        (own_answer("any", " text", finish="stop", counted=2), Outcome.LOST),
+    ],
+)
+def test_an_answer_with_texts_of_its_own_is_counted_by_its_usage(body: bytes, outcome: Outcome) -> None:
+    """An event may have several tokens. The usage at the end has their number, and the checks of the end stay."""
+    answer = chat.Answer(2, None)
+    answer.feed(body)
+    assert answer.verdict()[0] is outcome
+
+
+def test_requests_name_the_served_model() -> None:
+    """A mesh gets its model and a request for the usage; mock workers get the request of before."""
+    own = json.loads(chat.request_body("a", 2, chat.Served("m", {}, None)))
+    mock = json.loads(chat.request_body("a", 2))
+    assert own.pop("stream_options") == {"include_usage": True}
+    assert own == mock | {"model": "m"}
 
 
 def tokens(position: int, count: int) -> pb.GenerateResponse:
