@@ -80,12 +80,13 @@ def post(path: str, address: str, content: bytes, headers: Mapping[str, str]) ->
 class Streamed:
     """Checks a streamed answer of `expected` tokens, fed in pieces of any size. Tells `arrive` of the tokens of an event.
 
-    An event with text is one token. The usage at the end shows whether events had more.
+    The id of an event is the number of tokens up to it. An event without one has one token if it has text. The usage at
+    the end tells the number of all tokens.
     """
 
     def __init__(self, expected: int, arrive: Arrive) -> None:
-        self.event_count = 0
-        """Events with text."""
+        self.count = 0
+        """Tokens that arrived."""
         self._expected = expected
         self._arrive = arrive
         self._rest = b""
@@ -98,9 +99,9 @@ class Streamed:
         """Take a piece of the body."""
         *events, self._rest = (self._rest + data if self._rest else data).split(b"\n\n")
         for event in events:
-            start = 0 if event.startswith(b"data:") else event.find(b"\ndata:") + 1
-            if start or event.startswith(b"data:"):
-                self._take(event[start + 5 :].partition(b"\n")[0].strip())
+            head, found, rest = event.partition(b"data:")
+            if found:
+                self._take(head, rest.partition(b"\n")[0].strip())
 
     def verdict(self) -> str:
         """Return the error of the ended answer; empty: there was none."""
@@ -108,9 +109,9 @@ class Streamed:
             return self._fault
         if not self._is_done or self._rest.strip():
             return "ended without [DONE]" if not self._is_done else "bytes behind [DONE]"
-        return judged(self._finish, self._counted, self._expected)
+        return judged(self._finish, self.count if self._counted is None else self._counted, self._expected)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, head: bytes, data: bytes) -> None:
         if self._is_done:
             self._fault = self._fault or "an event behind [DONE]"
             return
@@ -125,10 +126,19 @@ class Streamed:
         if event.usage is not None:
             self._counted = event.usage.completion_tokens
         for choice in event.choices:
-            self._finish = choice.finish_reason or self._finish
-            if choice.content:
-                self.event_count += 1
-                self._arrive(1)
+            if choice.finish_reason:
+                self._finish = choice.finish_reason
+            elif choice.content:
+                self._count(head)
+
+    def _count(self, head: bytes) -> None:
+        """Count the tokens of an event. `head`: its lines before the data."""
+        position = int(head[3:]) if head.startswith(b"id:") else self.count + 1
+        if position <= self.count:
+            self._fault = self._fault or f"an event with id {position} behind {self.count} tokens"
+            return
+        self._arrive(position - self.count)
+        self.count = position
 
 
 class Whole:

@@ -30,12 +30,25 @@ def events(*texts: str | None, finish: str = "length", counted: int | None = Non
     return b"".join((*parts, chat.chunk("w", None, finish, used), chat.event(chat.DONE)))
 
 
+def numbered(*texts: str, positions: Sequence[int]) -> bytes:
+    """Return the events of an answer with `texts`, their ids, the finish reason and [DONE]."""
+    parts = [b"id: %d\n%b" % each for each in zip(positions, map(_event, texts), strict=True)]
+    return b"".join((*parts, b"id: 9\n" + events()))
+
+
+def _event(text: str) -> bytes:
+    return chat.chunk("w", text)
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [
         (events("a", " b"), ""),
         (events("a", " b", counted=2), ""),
-        (events("a", None, " b").replace(b"data: ", b"id: 1\nevent: x\ndata:"), ""),
+        (b": hello\n\n" + numbered("", "a", " b", positions=(0, 1, 2)), ""),
+        (numbered("a b", positions=(2,)), ""),
+        (numbered("a", "b", positions=(1, 1)), "an event with id 1 behind 1 tokens"),
+        (numbered("a", positions=(1,)), "1 of 2 tokens"),
         (events("a", counted=1), "1 of 2 tokens"),
         (events("a", " b", finish="stop"), "finish reason stop, expected length"),
         (events("a", " b")[: -len(chat.event(chat.DONE))], "ended without [DONE]"),
@@ -45,15 +58,15 @@ def events(*texts: str | None, finish: str = "length", counted: int | None = Non
     ],
 )
 def test_only_a_whole_stream_is_good(body: bytes, error: str) -> None:
-    """The verdict is the same for a body in one piece and cut anywhere. Each event with text is a token."""
+    """The verdict is the same for a body in one piece and cut anywhere. Ids tell the tokens of an event."""
     for size in (1, 7, len(body)):
         arrived: list[int] = []
         answer = Streamed(2, arrived.append)
         for at in range(0, len(body), size):
             answer.feed(body[at : at + size])
         assert answer.verdict() == error
-        assert sum(arrived) == answer.event_count
-        assert error or answer.event_count == 2
+        assert sum(arrived) == answer.count
+        assert error or answer.count == 2
 
 
 @pytest.mark.parametrize(
