@@ -69,9 +69,8 @@ class HttpConnection(asyncio.Protocol):
 
     # What the loop calls.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # that of a socket
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport = transport
 
