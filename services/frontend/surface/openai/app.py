@@ -98,27 +98,23 @@ class OpenAiSurface:
         self._created_s = wall_s()
         self._big = asyncio.Lock()
         """Held while a thread decodes a big body."""
-        self.application = Starlette(
-            routes=[
-                Route(
-                    "/v1/chat/completions", Generation(self, chat_request.read, ChatKind), methods=["POST"]
-                ),
-                Route(
-                    "/v1/completions",
-                    Generation(self, completion_request.read, CompletionKind),
-                    methods=["POST"],
-                ),
-                Route("/tokenize", Plain(self, self._tokenize), methods=["POST"]),
-                Route("/detokenize", Plain(self, self._detokenize), methods=["POST"]),
-                Route("/v1/models", Plain(self, self._models), methods=["GET"]),
-                Route("/v1/models/{model:path}", Plain(self, self._model), methods=["GET"]),
-                Route("/health", self._health, methods=["GET"]),
-                Route("/ready", self._ready, methods=["GET"]),
-            ],
-            exception_handlers={HTTPException: _of_http},
-        )
+        generations = {
+            "/v1/chat/completions": Generation(self, chat_request.read, ChatKind),
+            "/v1/completions": Generation(self, completion_request.read, CompletionKind),
+        }
+        routes = [
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generations.items()),
+            Route("/tokenize", Plain(self, self._tokenize), methods=["POST"]),
+            Route("/detokenize", Plain(self, self._detokenize), methods=["POST"]),
+            Route("/v1/models", Plain(self, self._models), methods=["GET"]),
+            Route("/v1/models/{model:path}", Plain(self, self._model), methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+        ]
+        others = Starlette(routes=routes, exception_handlers={HTTPException: _of_http})
         # A redirect would lead to the host that the request names.
-        self.application.router.redirect_slashes = False
+        others.router.redirect_slashes = False
+        self.application = Application(generations, others)
 
     async def decoded(self, read: Callable[[bytes], Any], body: bytes) -> Any:
         """Return `read(body)`, made by a thread if the body is big. Raises MeshError."""
@@ -180,6 +176,25 @@ class OpenAiSurface:
         return Response(
             http_errors.plain(503, reason, "NOT_READY"), status_code=503, media_type="application/json"
         )
+
+
+class Application:
+    """The ASGI application: generations by their paths at once, all other requests by `others` (Starlette).
+
+    Endpoints handle all errors themselves. Routes and middleware of Starlette would only cost time (docs/measurements).
+    """
+
+    def __init__(self, generations: Mapping[str, Generation], others: Starlette) -> None:
+        self._generations = generations
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        found = self._generations.get(scope["path"]) if scope["type"] == "http" else None
+        if found is not None and scope["method"] == "POST":
+            await found(scope, receive, send)
+        else:
+            await self._others(scope, receive, send)  # type: ignore[arg-type]  # Starlette wants mutable mappings
 
 
 class Endpoint:
