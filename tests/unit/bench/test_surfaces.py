@@ -19,6 +19,7 @@ from bench.peers import chat
 from bench.peers.stepping_worker import SteppingWorker
 from bench.scenarios import surfaces
 from bench.word_load import WordLoad, rotated
+from tests.patience import patience
 
 Check = Callable[[int, Callable[[int], None]], Any]
 
@@ -104,6 +105,9 @@ async def test_completions_of_a_worker_are_counted(*, streams: bool) -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+        async with patience(10):
+            while worker.connection_count:
+                await asyncio.sleep(0.005)
         times_ms = await load.first_tokens({"one": wire, "other": wire}, 2, 5)
         assert [len(each) for each in times_ms.values()] == [2, 2]
         wire.close()
