@@ -117,6 +117,11 @@ class ScenarioResults:
     results: Results
     scenario: str
 
+    @property
+    def repeats(self) -> int:
+        """Repeats so far: most values of a figure."""
+        return max((len(figure.values) for figure in self.results.of(self.scenario)), default=0)
+
     def add(self, case: object, metric: str, unit: str, value: float) -> None:
         """Add one value of one repeat."""
         self.results.add(self.scenario, str(case), metric, unit, value)

@@ -1,7 +1,7 @@
 """A load generator of a frontend's client surfaces. Beside the commands of `load`: `use`, `ask` and `first_tokens`.
 
-`python -m bench.surface_client --grpc HOST:PORT --http HOST:PORT`. The clients are cheap: HTTP/1.1 with httptools, and gRPC
-on the transport of the links. A prompt is words, drawn in the same way for all surfaces.
+The clients are cheap: HTTP/1.1 with httptools, and gRPC on the transport of the links. A prompt is words, drawn in the same
+way for all surfaces.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ CHAT_WHOLE: Final = "chat completions, not streamed"
 COMPLETIONS_WHOLE: Final = "completions, not streamed"
 KSERVE_TEXT: Final = "KServe ensemble, one stream"
 KSERVE_IDS: Final = "KServe tensorrt_llm, one stream"
+BARE_EVENTS: Final = "a bare HTTP server"
 
 
-async def serve(grpc: str, http: str, model: str, seed: int = 1) -> None:
-    """Serve until stdin ends. `grpc`, `http`: host:port of the ports of a frontend. `model`: name for completions."""
+async def serve(grpc: str, http: str, bare: str, model: str, seed: int = 1) -> None:
+    """Serve until stdin ends.
+
+    `grpc`, `http`: host:port of the ports of a frontend. `bare`: of bench.bare_events. `model`: name for completions.
+    """
     async with AsyncExitStack() as stack:
         channel = link_channel(grpc)
         stack.push_async_callback(channel.close)
         completing = {
-            name: CompletionWire(http, path, model, streams=streams)
-            for name, path, streams in (
-                (CHAT, completions.CHAT, True),
-                (COMPLETIONS, completions.COMPLETIONS, True),
-                (CHAT_WHOLE, completions.CHAT, False),
-                (COMPLETIONS_WHOLE, completions.COMPLETIONS, False),
+            name: CompletionWire(address, path, model, streams=streams)
+            for name, address, path, streams in (
+                (CHAT, http, completions.CHAT, True),
+                (COMPLETIONS, http, completions.COMPLETIONS, True),
+                (CHAT_WHOLE, http, completions.CHAT, False),
+                (COMPLETIONS_WHOLE, http, completions.COMPLETIONS, False),
+                (BARE_EVENTS, bare, completions.CHAT, True),
             )
         }
         inferring = {

@@ -1,7 +1,7 @@
 """The client surfaces of a frontend alone: its own API, OpenAI over HTTP, KServe over gRPC.
 
 One frontend serves all surfaces, and one client asks over one of them at a time. A source is the router. The surfaces take
-turns, there and back.
+turns, in every second repeat in reverse order. A bare HTTP server is the floor of streamed completions: it writes one event per step and stream.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from bench import aims, surface_client
-from bench.processes import Fleet
+from bench.processes import TEST_CORE, Fleet, Process
 from bench.results import BenchError, ScenarioResults, quantile
 from bench.surface_client import (
+    BARE_EVENTS,
     CHAT,
     CHAT_WHOLE,
     COMPLETIONS,
@@ -21,7 +22,6 @@ from bench.surface_client import (
     KSERVE_IDS,
     KSERVE_TEXT,
 )
-from bench.variants import interleaved
 from bench.windows import LONG_SEQUENCES, Case, Pace, SystemUnderTest
 from kvmesh.roles import REFERENCE
 
@@ -34,19 +34,23 @@ COMPARED: Final = {COMPLETIONS: GENERATE, CHAT: GENERATE_CHAT, KSERVE_TEXT: GENE
 """The surface to which the time to first token is compared: the own API with the same kind of prompt."""
 PER_S: Final = 200
 WORDS: Final = 40
-ROUNDS, QUICK_ROUNDS = 2, 1
-FIRST_ROUNDS, QUICK_FIRST_ROUNDS = 100, 40
+FIRST_ROUNDS, QUICK_FIRST_ROUNDS = 80, 40
 FIRST_STEP_MS: Final = 5
+ARRIVED_MIN: Final = 0.97
+"""Share of the paced tokens. With fewer of them a figure is doubtful."""
 
 
 def run(results: ScenarioResults, pace: Pace) -> None:
     """Measure one repeat."""
-    rounds = QUICK_ROUNDS if pace.is_quick else ROUNDS
     with Fleet() as fleet:
         surfaces = Surfaces(results, pace, fleet)
-        for surface in interleaved(STREAMED, rounds):
-            surfaces.streams(surface)
-        for surface in interleaved(SHORT, rounds):
+        step = -1 if results.repeats % 2 else 1
+        for surface in (*STREAMED, BARE_EVENTS)[::step]:
+            if surface == BARE_EVENTS:
+                surfaces.bare_events()
+            else:
+                surfaces.streams(surface)
+        for surface in SHORT[::step]:
             surfaces.requests(surface)
         surfaces.first_tokens(QUICK_FIRST_ROUNDS if pace.is_quick else FIRST_ROUNDS)
 
@@ -61,7 +65,12 @@ class Surfaces:
             "source", "bench.source", role="router", id="router-0", redis=fleet.redis_url
         )
         self._frontend = fleet.service("frontend", "frontend-0")
-        ports = {"grpc": self._frontend.address, "http": self._frontend.http_address}
+        self._bare = fleet.start_ready("bare", "bench.bare_events", TEST_CORE, step_ms=CASE.step_ms)
+        ports = {
+            "grpc": self._frontend.address,
+            "http": self._frontend.http_address,
+            "bare": self._bare.address,
+        }
         self._client = fleet.start_ready("client", surface_client.__name__, model=REFERENCE, **ports)
         self._frontend.wait_until(self._is_served, "answered no request", every_s=0.5)
         for surface in {*STREAMED, *SHORT, *FIRST}:  # a first request of a kind loads code
@@ -71,6 +80,17 @@ class Surfaces:
         """Measure the CPU of a token, with open streams."""
         self._source.ask("pace", step_ms=CASE.step_ms, phases=1)
         self._over(surface).streams(CASE, [self._source], sees_frames=False, is_first=False)
+
+    def bare_events(self) -> None:
+        """Measure the CPU of a token at the bare HTTP server."""
+        floor = self._over(BARE_EVENTS, self._bare)
+        floor.open(CASE)
+        window = floor.measure()
+        tokens = window.counts["tokens"]
+        if tokens < CASE.streams / CASE.step_ms * 1000 * window.seconds * ARRIVED_MIN:
+            floor.problem(CASE, f"{tokens:.0f} tokens arrived")
+        floor.add(CASE, aims.PER_TOKEN, "us", window.cpu_s / max(tokens, 1) * 1e6)
+        floor.end(CASE)
 
     def requests(self, surface: str) -> None:
         """Measure the CPU of a short request."""
@@ -89,10 +109,11 @@ class Surfaces:
                     added = value - quantile(times_ms[own], share)
                     self._results.add(case, f"{aims.ADDED_TTFT}, {name}", "ms", added)
 
-    def _over(self, surface: str) -> SystemUnderTest:
+    def _over(self, surface: str, process: Process | None = None) -> SystemUnderTest:
         self._client.ask("use", surface=surface)
+        tested = process or self._frontend
         return SystemUnderTest(
-            self._results, self._pace, self._frontend, self._client, prompt_tokens=WORDS, way=surface
+            self._results, self._pace, tested, self._client, prompt_tokens=WORDS, way=surface
         )
 
     def _is_served(self) -> bool:

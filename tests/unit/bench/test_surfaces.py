@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from bench import aims, completions, kserve, report, surface_client
+from bench import aims, bare_events, completions, kserve, report, surface_client
 from bench.completions import Streamed, Whole
 from bench.http_wire import CompletionWire
 from bench.kserve import Responses
@@ -127,6 +127,17 @@ async def test_a_refusal_is_told() -> None:
         wire = CompletionWire(address, completions.CHAT, chat.MODEL, streams=True)
         assert await wire.ask("some words", 5, lambda _: None) == "status 404: no! x"
         wire.close()
+
+
+def test_bare_events_are_those_of_a_completion() -> None:
+    """The floor sends what the client of the surfaces counts, one token per event."""
+    arrived: list[int] = []
+    answer = Streamed(3, arrived.append)
+    for position in (1, 2, 3):
+        size, _, data = bare_events.event(position).partition(b"\r\n")
+        assert int(size, 16) == len(data) - 2
+        answer.feed(data[:-2])
+    assert arrived == [1, 1, 1] and answer.verdict() == "ended without [DONE]"
 
 
 def response(request_id: str, ids: Sequence[int] = (), *, is_final: bool = False, error: str = "") -> Any:
