@@ -1,7 +1,8 @@
 """The client surfaces of a frontend alone: its own API, OpenAI over HTTP, KServe over gRPC.
 
 One frontend serves all surfaces, and one client asks over one of them at a time. A source is the router. The surfaces take
-turns, in every second repeat in reverse order. A bare HTTP server is the floor of streamed completions: it writes one event per step and stream.
+turns, in every second repeat in reverse order. A bare HTTP server is the floor of streamed completions: it writes one event
+per step and stream.
 """
 
 from __future__ import annotations
