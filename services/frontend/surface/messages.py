@@ -49,14 +49,14 @@ class Messages:
             with_alternatives=spec.sampling.alternatives > 0,
         )
 
-    def started(self, spec: RequestSpec, issued_s: int) -> pb.GenerateResponse:
-        """Return the first message, with a resume token made at `issued_s` seconds since 1970."""
+    def started(self, spec: RequestSpec, issued_s: int, *, has_token: bool = True) -> pb.GenerateResponse:
+        """Return the first message, with a resume token made at `issued_s` seconds since 1970, unless not `has_token`."""
         # A resumed request came with its location, so another break before its next token loses nothing.
         location = spec.execution.location if spec.execution.received_ids else None
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=spec.request_id,
-                resume_token=spec.resume_token(location, issued_s).pack(self._seal),
+                resume_token=spec.resume_token(location, issued_s).pack(self._seal) if has_token else b"",
                 prompt_token_count=spec.prompt_tokens,
                 model_version=spec.model_version,
                 seed=spec.sampling.seed,

@@ -142,7 +142,7 @@ class InferenceService:
     async def serve(self, call: Call[bytes, Any], *, is_bare: bool = False) -> None:
         """Serve one call. Raises MeshError with the call's status.
 
-        `is_bare`: output is written as BareTokens, and not as a message with `tokens`. The client gets no resume token.
+        `is_bare`: output is written as BareTokens, and not as a message with `tokens`. There is no resume token.
         """
         try:
             await self._serve(call, is_bare=is_bare)
@@ -268,7 +268,8 @@ class InferenceService:
         request.on_ready = writer.on_ready
         ready = reader.ready
         try:
-            await self._write(call, request, reader, writer, self._messages.started(request.spec, wall_s()))
+            started = self._messages.started(request.spec, wall_s(), has_token=not is_bare)
+            await self._write(call, request, reader, writer, started)
             while True:
                 message = writer.take_back() or answer.take()
                 if message is not None:
