@@ -7,16 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tritonclient.grpc import aio
+from tritonclient.grpc import aio, service_pb2
 
 from kvmesh.inference.v1 import inference_pb2 as pb
 from tests.integration.frontend.test_kserve import PROMPT, Stream, raw, tensor, text, tokens
 from tests.integration.generation import generate
 from tests.integration.harness import Mesh, configure, until
 from tests.integration.lent_mesh import LentMesh, lent_mesh
+from tests.raw_http2 import RawConnection, RawStream
 
 pytestmark = pytest.mark.mesh
 
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 BACK_S = 1.0
 """Time within which all resources of a request must be free, in seconds."""
 
@@ -25,7 +27,9 @@ BACK_S = 1.0
 def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentMesh]:
     """One process of each role."""
     config = configure(
-        engine={"arithmetic": "hashed", "step_s": 0.01}, prefill={"replicas": 1}, decode={"replicas": 1}
+        engine={"arithmetic": "hashed", "step_s": 0.01},
+        prefill={"replicas": 1},
+        decode={"replicas": 1, "slow_reader_s": 1.0},
     )
     with lent_mesh(config, tmp_path_factory.mktemp("mesh")) as made:
         yield made
@@ -107,6 +111,31 @@ async def test_a_cancel_frees_the_cache(mesh: Mesh, way: str) -> None:
                 await stream.send(raw("long", [*tokens(1), tensor("stop", "BOOL", [True])]))
         await mesh.idle(BACK_S)
     stream.call.cancel()
+
+
+async def test_a_client_that_reads_nothing_loses_its_requests(mesh: Mesh) -> None:
+    """They end as slow readers, or the whole stream does. A stream of another client has its whole answer meanwhile."""
+    async with RawConnection.connect(mesh.parts["frontend-0"].address, stream_window=2000) as connection:
+        stuck = connection.call(STREAM)
+        for number in range(2):
+            await stuck.send_message(raw(f"r-{number}", tokens(4000)).SerializeToString(), end=False)
+        await until(lambda: decodes(mesh, 2), 10, "both decode")
+        good = Stream(mesh.channel("frontend-0"))
+        await good.send(raw("good", [*tokens(100), tensor("end_id", "INT32", [-1])]))
+        await good.until_final("good")
+        assert len(good.ids("good")) == 100
+        good.call.cancel()
+        await mesh.idle(20)
+        stuck.grant(1 << 20)
+        await stuck.until(lambda: sum(bool(each) for each in errors(stuck)) == 2 or stuck.has_ended)
+        assert all(
+            each.startswith("SLOW_READER: ") for each in (*filter(None, errors(stuck)), stuck.message) if each
+        )
+
+
+def errors(stream: RawStream) -> list[str]:
+    found = stream.decoded(service_pb2.ModelStreamInferResponse.FromString)
+    return [each.error_message for each in found]
 
 
 async def decodes(mesh: Mesh, count: int) -> bool:
