@@ -195,6 +195,7 @@ class Frontend(MeshProcess):
             unready_reason=lambda: self.server.unready_reason,
         )
         self.server.register(self.kserve.register)
+        self.metrics.gauge("kserve_streams", "Open streams of KServe.", lambda: self.kserve.stream_count)
 
     def _links(self, dialer: Dialer) -> LinkManager[Router]:
         return router_links(

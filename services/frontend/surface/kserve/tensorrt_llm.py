@@ -18,7 +18,8 @@ from services.frontend.surface.kserve.common_inputs import (
     scalar,
     shared,
 )
-from services.frontend.surface.kserve.tensors import BOOL, INT32, Declared, refused
+from services.frontend.surface.kserve.tensors import BOOL, FP32, INT32, Declared, refused
+from services.frontend.surface.sampling_fields import BIASES_MAX
 
 NAME: Final = "tensorrt_llm"
 OUTPUT_IDS: Final = "output_ids"
@@ -51,6 +52,15 @@ def _bad_words(_: Asked, name: str, values: Sequence[Any]) -> None:
         raise refused(name, "set", "no words: the mesh excludes none;")
 
 
+def _embedding_bias(asked: Asked, name: str, values: Sequence[Any]) -> None:
+    """Take a value for each token of the vocabulary; nearly all of them are 0."""
+    biased = [index for index, value in enumerate(values) if value]
+    if len(biased) > BIASES_MAX:
+        raise refused(name, f"{len(biased)} values that are not 0", f"at most {BIASES_MAX}")
+    for index in biased:
+        asked.request.sampling.logit_bias[index] = values[index]
+
+
 def _finish(asked: Asked) -> None:
     finish_guide(asked)
     if asked.stops:
@@ -81,6 +91,7 @@ CONTRACT: Final = Contract(
             scalar("stop", BOOL, flag("stops")),
             Input(Declared("stop_words_list", INT32, (2, -1)), _stop_words, "sampling.stop_token_ids"),
             Input(Declared("bad_words_list", INT32, (2, -1)), _bad_words),
+            Input(Declared("embedding_bias", FP32, (-1,)), _embedding_bias, "sampling.logit_bias"),
             *shared("runtime_top_k", "runtime_top_p", "len_penalty"),
         ]
     ),
@@ -94,35 +105,34 @@ CONTRACT: Final = Contract(
                 "runtime_top_p_reset_ids",
                 "beam_search_diversity_rate",
             ),
-            *("early_stopping", "embedding_bias", "context_phase_params", "retention_token_range_starts"),
             *(
+                "early_stopping",
+                "no_repeat_ngram_size",
+                "random_seed",
+                "return_kv_cache_reuse_stats",
+                "context_phase_params",
+            ),
+            *(
+                "retention_token_range_starts",
                 "retention_token_range_ends",
                 "retention_token_range_priorities",
-                "retention_token_range_durations_ms",
             ),
-            *("retention_decode_priority", "retention_decode_duration_ms", "lora_task_id", "lora_weights"),
-            *("lora_config", "draft_input_ids", "draft_logits", "draft_acceptance_threshold"),
-            *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
             *(
-                "decoder_input_ids",
-                "decoder_input_lengths",
+                "retention_token_range_durations_ms",
+                "retention_decode_priority",
+                "retention_decode_duration_ms",
+            ),
+            *("lora_task_id", "lora_weights", "lora_config", "draft_input_ids", "draft_logits"),
+            *("draft_acceptance_threshold", "lookahead_window_size", "lookahead_ngram_size"),
+            *("lookahead_verification_set_size", "decoder_input_ids", "decoder_input_lengths"),
+            *(
                 "encoder_input_features",
                 "encoder_output_lengths",
-            ),
-            *(
                 "prompt_embedding_table",
                 "prompt_table_extra_ids",
-                "prompt_vocab_size",
-                "mrope_rotary_cos_sin",
             ),
-            *(
-                "mrope_position_deltas",
-                "cross_attention_mask",
-                "skip_cross_attn_blocks",
-                "no_repeat_ngram_size",
-            ),
-            *("multimodal_embedding", "multimodal_hashes", "multimodal_item_runs", "random_seed"),
-            "return_kv_cache_reuse_stats",
+            *("prompt_vocab_size", "mrope_rotary_cos_sin", "mrope_position_deltas", "cross_attention_mask"),
+            *("skip_cross_attn_blocks", "multimodal_embedding", "multimodal_hashes", "multimodal_item_runs"),
         ),
         "the mesh does not offer it",
     ),

@@ -86,6 +86,13 @@ EFFECTS: list[tuple[str, str, list[Any], Callable[[pb.GenerateRequest], Any], An
     ("tensorrt_llm", "runtime_top_p", [0.5], lambda request: request.sampling.top_p, 0.5),
     (
         "tensorrt_llm",
+        "embedding_bias",
+        [0.0, -1.5, 0.0, 100.0],
+        lambda request: dict(request.sampling.logit_bias),
+        {1: -1.5, 3: 100.0},
+    ),
+    (
+        "tensorrt_llm",
         "stop_words_list",
         [5, 6, 0, 1, 2, -1],
         lambda request: list(request.sampling.stop_token_ids),
@@ -458,6 +465,8 @@ def test_lists_have_bounds_before_they_are_made() -> None:
     del ids.inputs[0].shape[:]
     ids.inputs[0].shape.extend([1, 2**62])
     assert "input_ids is 12 bytes in raw_input_contents" in refusal(ids)
+    biased = message("tensorrt_llm", embedding_bias=[1.0] * 1025)
+    assert "embedding_bias is 1025 values that are not 0; at most 1024" in refusal(biased)
     wrong = message("tensorrt_llm", input_lengths=[4])
     assert "input_lengths is 4; 0 to 3" in refusal(wrong)
     assert packed("INT32", [1]) == b"\1\0\0\0"
