@@ -34,7 +34,7 @@ CHAOS_ALL = --resume --results .kvmesh/chaos/matrix.jsonl --write docs/measureme
 SOURCES := $(wildcard kvmesh services simulator controlplane engines bench tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-pack gpu-rehearsal manifests test-kubernetes help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients soak-edge proto docs demo-picture goldens lock images
+.PHONY: gpu-pack gpu-rehearsal manifests test-kubernetes help setup python demo test check test-matrix test-redis exactness upgrade bench bench-link bench-xds bench-peers bench-routing bench-eventless bench-routing-full conformance rollouts warmups shadow gameday gameday-link chaos soak without-control mixed abuse test-clients clients soak-edge proto docs demo-picture goldens lock images
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -155,8 +155,10 @@ mixed: setup  ## Engines with and without KV events in one mesh, 10,000 answers 
 abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
-test-clients: setup  ## Call a mesh with stock clients: grpcio, grpc-js, Ruby, Envoy, nghttp, h2load, reflection, Triton's client and perf_analyzer (3 minutes); LONG=1: 1,000 streams of a minute each (5 minutes); ONLY=nghttp runs one
+test-clients: setup  ## Call a mesh with stock clients: grpcio, grpc-js, Ruby, Envoy, nghttp, h2load, reflection, Triton's client, perf_analyzer, and over HTTP openai of Python and npm, LangChain, LiteLLM (4 minutes); LONG=1: 1,000 streams of a minute each (5 minutes); ONLY=nghttp runs one
 	$(BIN)/python -m tests.clients $(if $(LONG),--long) $(if $(ONLY),--only "$(ONLY)")
+
+clients: test-clients  ## The same as test-clients
 
 soak-edge: setup  ## Let 1,000 client connections come and go for MINUTES (20) at a frontend, and watch its memory; writes docs/measurements
 	$(BIN)/python -m tests.clients.soak --minutes "$(MINUTES)" --write docs/measurements/edge-soak.md

@@ -12,9 +12,10 @@ from typing import Annotated, Final
 import typer
 
 from bench.environments import Unavailable
-from tests.clients import stock
+from tests.clients import openai_cases, openai_clients, stock
 from tests.clients.cases import CASES, drains, restarted
 from tests.clients.driver import Client
+from tests.clients.guided_mesh import guided_mesh
 from tests.clients.long_streams import long_streams
 from tests.clients.site import Site, running_site
 from tests.clients.tools import TOOLS
@@ -25,7 +26,7 @@ OF_ENVOY: Final = tuple(name for name in CASES if name not in {"TLS", "large"})
 """Cases of the frontend that Envoy is in front of."""
 LONG_CLIENTS: Final = ("grpcio aio", "grpcio sync", "grpc-js", "ruby")
 
-app = typer.Typer(add_completion=False, help="Calls a mesh with stock clients of gRPC and HTTP/2.")
+app = typer.Typer(add_completion=False, help="Calls a mesh with stock clients of gRPC and OpenAI's API.")
 
 
 class Table:
@@ -62,9 +63,10 @@ def run(
     seconds: Annotated[float, typer.Option(help="Length of these streams in seconds.", min=1)] = 60.0,
 ) -> None:
     """Run the clients; status 1 if one of them saw something else than it must."""
-    names = [*stock.NAMES, ENVOY, *TOOLS]
+    names = [*stock.NAMES, ENVOY, *TOOLS, *openai_clients.NAMES]
     chosen = _chosen(only, names, "--only")
-    wanted = _chosen(cases, [*CASES, "drain", "restart"], "--cases")
+    known = dict.fromkeys((*CASES, "drain", "restart", *openai_cases.CASES))
+    wanted = _chosen(cases, list(known), "--cases")
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir(parents=True)
     table = Table()
@@ -91,11 +93,32 @@ async def _run(table: Table, chosen: Sequence[str], wanted: Sequence[str]) -> No
         for name in chosen:
             if name in TOOLS:
                 await table.row(name, "all", TOOLS[name](site))
+        await _openai(table, [name for name in openai_clients.NAMES if name in chosen], wanted, site)
         direct = [client for client in clients.values() if client.name != ENVOY]
         for name, joint in (("drain", drains), ("restart", restarted)):
             if name in wanted and direct:
                 for client_name, seen in (await joint(site, direct)).items():
                     table.line(client_name, name, seen)
+
+
+async def _openai(table: Table, chosen: Sequence[str], wanted: Sequence[str], site: Site) -> None:
+    """Run the cases of the clients of OpenAI's API, those with a JSON schema beside a mesh whose engines offer it."""
+    cases = {name: case for name, case in openai_cases.CASES.items() if name in wanted}
+    if not chosen or not cases:
+        return
+    async with AsyncExitStack() as stack:
+        guided = site.http()
+        if "schema" in cases:
+            guided = await stack.enter_async_context(guided_mesh(LOGS.resolve() / "guided"))
+        for name in chosen:
+            try:
+                words = await asyncio.to_thread(openai_clients.command, name)
+            except Unavailable as error:
+                table.line(name, "all", error)
+                continue
+            async with openai_clients.running(name, words, site, LOGS) as client:
+                for title, case in cases.items():
+                    await table.row(name, title, case(site, client, openai_clients.KINDS[name], guided))
 
 
 async def _long(table: Table, chosen: Sequence[str], seconds: float) -> None:

@@ -19,8 +19,11 @@ from kvmesh.config import MeshConfig, describe
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.ports import free_ports
 from kvmesh.server import BATCHED
+from kvmesh.tenants.catalogue import digest
+from kvmesh.tenants.sections import KeyTable, TenantTable
 from tests.certificates import Folder
 from tests.clients.driver import Outcome, Tls
+from tests.clients.openai_driver import Server
 from tests.integration.generation import token_request
 from tests.integration.harness import Mesh, configure, own_loopback
 from tests.integration.trust.test_mesh import TrustedMesh
@@ -38,6 +41,13 @@ CONNECTIONS_MAX: Final = 12_000
 """Connection limit of the frontends: above the idle connections of the soak."""
 ENVOY_VERSION: Final = "1.40.0"
 
+EVERYBODY: Final = "everybody"
+"""The tenant of most clients, also of those without a key. It has no limits."""
+EVERYBODYS_KEY: Final = "kvmesh-key-of-everybody"
+LIMITED: Final = "limited"
+LIMITED_KEY: Final = "kvmesh-key-of-the-limited-tenant"
+"""Key of a tenant that may send one request a second."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -52,6 +62,14 @@ class Site:
     def address(self, name: str = PLAIN) -> str:
         """Return the address of a part of the mesh."""
         return self.mesh.parts[name].address
+
+    def http(self, name: str = PLAIN, *, key: str = EVERYBODYS_KEY) -> Server:
+        """Return the HTTP port of a frontend for a client with the API key `key`."""
+        scheme, authority = (
+            ("https", self.certificates.files("client").authority) if name == TLS else ("http", "")
+        )
+        base_url = f"{scheme}://{self.mesh.parts[name].http_address}/v1"
+        return Server(base_url, self.mesh.config.mesh.model, key, authority)
 
     def tls(self, *, shows_certificate: bool) -> Tls:
         """Return the TLS of a client."""
@@ -103,6 +121,13 @@ async def running_site(folder: Path) -> AsyncIterator[Site]:
         decode={"replicas": 1, "slots_max": 512},
         trust=certificates.section(),
     )
+    tenants = {EVERYBODY: TenantTable(), LIMITED: TenantTable(requests_per_min=60, burst_s=1)}
+    keys = {
+        tenant: KeyTable(tenant=tenant, sha256=digest(key).hex())
+        for tenant, key in ((EVERYBODY, EVERYBODYS_KEY), (LIMITED, LIMITED_KEY))
+    }
+    frontend = msgspec.structs.replace(config.frontend, anonymous_tenant=EVERYBODY)
+    config = msgspec.structs.replace(config, tenants=tenants, keys=keys, frontend=frontend)
     host = own_loopback()
     async with _mesh(config, folder, certificates) as mesh:
         with Fleet() as fleet:
@@ -113,6 +138,8 @@ async def running_site(folder: Path) -> AsyncIterator[Site]:
 @asynccontextmanager
 async def _mesh(config: MeshConfig, folder: Path, certificates: Folder) -> AsyncIterator[Mesh]:
     mesh = TrustedMesh(config, folder)
+    # HTTP clients check the name that they dial, here an address.
+    certificates.sign("frontend", NAME, mesh.config.mesh.host)
     files = certificates.files("frontend")
     for name, authority in ((TLS, ""), (MUTUAL, files.authority)):
         own = msgspec.structs.replace(

@@ -23,29 +23,30 @@ def command(name: str) -> Sequence[str]:
     if name == "grpcio sync":
         return (sys.executable, "-m", "tests.clients.programs.grpcio_sync")
     if name == "grpc-js":
-        return _grpc_js()
+        return node("@grpc/grpc-js", GRPC_JS_VERSION, "grpc_js.js")
     return _ruby()
 
 
-def _grpc_js() -> Sequence[str]:
+def node(package: str, version: str, program: str) -> Sequence[str]:
+    """Return the command of a program beside version `version` of an npm package, installed now if it is missing.
+
+    Raises Unavailable.
+    """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        raise Unavailable("@grpc/grpc-js needs node and npm (Debian: nodejs npm); not both are on PATH")
-    home = ENVIRONMENTS / f"grpc-js-{GRPC_JS_VERSION}"
-    if not (home / "node_modules" / "@grpc" / "grpc-js").is_dir():
+        raise Unavailable(f"{package} needs node and npm (Debian: nodejs npm); not both are on PATH")
+    home = ENVIRONMENTS / f"npm-{package.rpartition('/')[2]}-{version}"
+    if not (home / "node_modules" / package).is_dir():
         home.mkdir(parents=True, exist_ok=True)
         words = [npm, "install", "--prefix", str(home), "--ignore-scripts", "--no-audit", "--no-fund"]
         try:
             subprocess.run(
-                [*words, f"@grpc/grpc-js@{GRPC_JS_VERSION}"],
-                check=True,
-                capture_output=True,
-                timeout=INSTALL_S_MAX,
+                [*words, f"{package}@{version}"], check=True, capture_output=True, timeout=INSTALL_S_MAX
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise Unavailable(f"@grpc/grpc-js cannot be installed: {error}") from None
-    program = shutil.copy(PROGRAMS / "grpc_js.js", home)  # node looks for packages beside the program
-    return (node, str(program))
+            raise Unavailable(f"{package} cannot be installed: {error}") from None
+    copy = shutil.copy(PROGRAMS / program, home)  # node looks for packages beside the program
+    return (node, str(copy))
 
 
 def _ruby() -> Sequence[str]:
