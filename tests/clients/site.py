@@ -121,7 +121,7 @@ async def running_site(folder: Path) -> AsyncIterator[Site]:
         decode={"replicas": 1, "slots_max": 512},
         trust=certificates.section(),
     )
-    tenants = {EVERYBODY: TenantTable(), LIMITED: TenantTable(requests_per_min=60, burst_s=1)}
+    tenants = {EVERYBODY: TenantTable(clamp=False), LIMITED: TenantTable(requests_per_min=60, burst_s=1)}
     keys = {
         tenant: KeyTable(tenant=tenant, sha256=digest(key).hex())
         for tenant, key in ((EVERYBODY, EVERYBODYS_KEY), (LIMITED, LIMITED_KEY))
