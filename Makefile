@@ -16,6 +16,7 @@ FILE ?=
 OPTIONS ?=
 SEED ?=
 COLD ?=
+CLIENTS ?=
 ARMS ?=
 SETTINGS ?=
 REPEATS ?= 5
@@ -132,8 +133,10 @@ gameday-link: setup  ## Check the link between regions in containers: delay, los
 	@TAG=dev BASE="$(BASE)" deploy/images/build.sh
 	$(BIN)/python -m pytest -q tests/gameday
 
-chaos: setup  ## Inject every fault into every part, and four into regions; writes docs/measurements (60 minutes); ONLY=prefill:kill SEED=3 runs one, as ONLY=region:kill; COLD=1: ten faults of cold engines (10 minutes)
-ifneq ($(COLD),)
+chaos: setup  ## Inject every fault into every part, and four into regions; writes docs/measurements (60 minutes); ONLY=prefill:kill SEED=3 runs one, as ONLY=region:kill; COLD=1: ten faults of cold engines (10 minutes); CLIENTS=openai: nine faults under clients of the OpenAI API (9 minutes)
+ifeq ($(CLIENTS),openai)
+	$(BIN)/python -m tests.chaos openai $(if $(ONLY)$(SEED),$(CHAOS_ONE),--write docs/measurements/openai-faults.md)
+else ifneq ($(COLD),)
 	$(BIN)/python -m tests.chaos cold $(if $(ONLY)$(SEED),$(CHAOS_ONE),--write docs/measurements/faults.md)
 else
 	@$(BIN)/python -m tests.chaos run --check $(CHAOS_ONE)

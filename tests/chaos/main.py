@@ -1,4 +1,4 @@
-"""The command: `python -m tests.chaos run | cold | page | soak | without-control`."""
+"""The command: `python -m tests.chaos run | cold | openai | page | soak | without-control`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import datetime as dt
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -19,13 +20,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import pages
-from tests.chaos import machine, page, region_cells, rig
+from tests.chaos import machine, openai_page, page, region_cells, rig
 from tests.chaos import soak as soaks
 from tests.chaos.cells import CellError, Run, cold_form, long_form, parse, short_form
 from tests.chaos.cold_page import cold_section
 from tests.chaos.cold_rig import cold_processes
 from tests.chaos.judge import LIMITS
 from tests.chaos.matrix import Matrix, OpenRig
+from tests.chaos.openai_clients import PACKAGE_S, OpenAiClients
 from tests.chaos.records import Record
 from tests.chaos.region_record import RegionRecords
 from tests.chaos.region_rig import RegionMatrix
@@ -199,6 +201,40 @@ def cold(
         raise typer.Exit(1)
 
 
+@app.command("openai")
+def openai_form(
+    cells: Annotated[str, typer.Option(help="Some of the OpenAI form: frontend:kill,redis:term.")] = "",
+    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1)] = 2,
+    seed: OneSeed = 0,
+    logs: Logs = Path(".kvmesh/chaos-openai"),
+    on: On = "processes",
+    tag: Tag = "dev",
+    write: Annotated[Path | None, typer.Option(help="Page to write; the records are kept beside it.")] = None,
+) -> None:
+    """Run cells under clients of the OpenAI API; status 1 with violations."""
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        wanted = openai_page.form(cells, seeds, seed or None)
+    except CellError as error:
+        raise typer.BadParameter(str(error), param_hint="--cells") from error
+    logs.mkdir(parents=True, exist_ok=True)
+    kept = Results(logs.resolve() / "results.jsonl")
+    kept.path.unlink(missing_ok=True)
+    clients = OpenAiClients()
+    limits = replace(LIMITS, unavailable_s=PACKAGE_S)
+    matrix = Matrix(
+        _rig(on, tag), logs.resolve(), machine.commit(), machine.about(), limits, open_readers=clients.readers
+    )
+    records = asyncio.run(_run_all(matrix, wanted, kept, as_json=False, note=clients.note))
+    if write is not None:
+        old, command = pages.old(write), "make chaos CLIENTS=openai"
+        write.parent.mkdir(parents=True, exist_ok=True)
+        kept.publish(write.with_suffix(".jsonl"))
+        write.write_text(openai_page.page(records, command, old), encoding="utf-8")
+    if any(record.violations for record in records):
+        raise typer.Exit(1)
+
+
 @app.command("page")
 def write_page(
     write: Annotated[Path, typer.Argument(help="Page to write.")] = Path("docs/measurements/faults.md"),
@@ -305,7 +341,15 @@ async def _without(
     )
 
 
-async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: bool) -> list[Record]:
+async def _run_all(
+    matrix: Matrix,
+    runs: list[Run],
+    kept: Results,
+    *,
+    as_json: bool,
+    note: Callable[[Record], Awaitable[None]] | None = None,
+) -> list[Record]:
+    """Run all runs, show and keep their records. `note` completes a record."""
     shown = Console(stderr=as_json, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     records: list[Record] = []
@@ -317,6 +361,8 @@ async def _run_all(matrix: Matrix, runs: list[Run], kept: Results, *, as_json: b
         async with aclosing(matrix.run_all(runs)) as done:
             index = 0
             async for record in done:
+                if note is not None:
+                    await note(record)
                 kept.append(record)
                 records.append(record)
                 _show(shown, matrix, runs[index], record)

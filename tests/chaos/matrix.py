@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.chaos import census, rollout
 from tests.chaos.cells import FAULT_S, Run
-from tests.chaos.clients import PlainReader, live
+from tests.chaos.clients import PlainReader, Reader, live
 from tests.chaos.judge import Limits
 from tests.chaos.plan import plan_of, probe_of
 from tests.chaos.records import COMPLETE, Census, Record, Violation
@@ -35,6 +35,9 @@ LINE_MAX: Final = 300
 OpenRig = Callable[[Path], AbstractAsyncContextManager[Rig]]
 """Starts a mesh with its logs in a folder, and ends it."""
 
+OpenReaders = Callable[[Rig], AbstractAsyncContextManager[tuple[Reader, Reader]]]
+"""Makes the readers of a run, and ends them."""
+
 
 class Matrix:
     """Owns the mesh of the runs, also between two runs."""
@@ -47,8 +50,10 @@ class Matrix:
         machine: str,
         limits: Limits,
         fault_s: float = FAULT_S,
+        open_readers: OpenReaders = readers_of,
     ) -> None:
         """`folder` takes the logs of meshes; those of a mesh without violations are overwritten by the next one's."""
+        self._open_readers = open_readers
         self._open_rig = open_rig
         self._folder = folder
         self._commit = commit
@@ -78,7 +83,7 @@ class Matrix:
                 truth = await asyncio.to_thread(
                     Truth(config.engine.salt, config.engine.max_sequence_tokens).of, plan.streams
                 )
-                async with readers_of(rig) as readers:
+                async with self._open_readers(rig) as readers:
                     trial = Trial(rig, plan, truth, base, self._limits, readers, self._commit)
                     record = (await trial.run()).record
         except Exception as error:

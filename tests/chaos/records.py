@@ -199,6 +199,8 @@ class Record(msgspec.Struct, kw_only=True):
     violations: list[Violation] = msgspec.field(default_factory=list)
     cold: ColdReturn | msgspec.UnsetType = msgspec.UNSET
     """Set in the cold form alone."""
+    package: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """What callers of the openai package saw, with counts. Set in the OpenAI form alone."""
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -21,7 +21,8 @@ from kvmesh.pools import DEFAULT_POOL
 from kvmesh.redis_link import RedisLink, key
 from kvmesh.redis_url import VARIABLE
 from kvmesh.roles import CONFIG_PATH, SERVERS, SERVICE_PORTS
-from kvmesh.tenants.sections import TenantTable
+from kvmesh.tenants.catalogue import digest
+from kvmesh.tenants.sections import KeyTable, TenantTable
 from tests.chaos.faults import Faults, SignalFaults
 from tests.chaos.rollout import CANARY, CommandFailed
 from tests.integration.containers.faults import Faults as ContainerFaults
@@ -79,6 +80,9 @@ class Rig(Protocol):
 PAYER: Final = "chaos"
 """The tenant that pays for every stream. No stream reaches its limits; each is reserved and settled."""
 
+KEY: Final = "key-of-the-chaos-tenant"
+"""Its key, for clients that cannot call without one."""
+
 
 def chaos_config() -> MeshConfig:
     """Return the configuration of the mesh: two of each role, `hashed` engines at a pace that leaves CPU headroom.
@@ -109,7 +113,8 @@ def chaos_config() -> MeshConfig:
         }
     )
     frontend = msgspec.structs.replace(config.frontend, anonymous_tenant=PAYER)
-    return msgspec.structs.replace(config, frontend=frontend, tenants={PAYER: limits})
+    keys = {PAYER: KeyTable(tenant=PAYER, sha256=digest(KEY).hex())}
+    return msgspec.structs.replace(config, frontend=frontend, tenants={PAYER: limits}, keys=keys)
 
 
 class ProcessRig:
