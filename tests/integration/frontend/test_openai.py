@@ -310,6 +310,13 @@ async def test_a_broken_stream_goes_on_behind_its_last_event(with_redis: Serving
     await with_redis.until_empty()
 
 
+async def test_events_of_a_request_without_a_key_have_no_ids(serving: Serving) -> None:
+    """They could not be used. Clients that read lines of data alone, as OpenAI sends them, work so."""
+    found = await events(serving, "")
+    assert found.is_done and found.text and not found.ids
+    assert all(line.startswith(b"data: ") for line in found.body.splitlines() if line)
+
+
 async def test_a_stream_goes_on_at_another_frontend(redis_url: str, pool: Pool) -> None:
     async with serving_with_redis(redis_url, pool) as one, serving_with_redis(redis_url, pool) as other:
         await asyncio.gather(one.frontend.prepare(), other.frontend.prepare())

@@ -1,7 +1,9 @@
 """The answer of a request in OpenAI's form: server-sent events, or one JSON body. Pure.
 
 A format takes the messages of the mesh in order and returns bytes for the client. Event ids are positions: the number of
-output tokens that the client has after the event. The closing event has the position behind the last token.
+output tokens that the client has after the event. The closing event has the position behind the last token. Events of a
+request without a key have no ids, because nothing can go on behind them. OpenAI sends lines of `data` alone, and many
+clients read nothing else, for example the benchmarks of vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -197,14 +199,15 @@ class Facts:
 class EventStream:
     """Server-sent events. Output that became certain only at the end goes with the finish reason into the closing event.
 
-    `begins`: False for a client that has the first event already.
+    `has_ids`: True for a request with a key. `begins`: False for a client that has the first event already.
     """
 
     is_stream = True
 
-    def __init__(self, facts: Facts, *, includes_usage: bool, begins: bool = True) -> None:
+    def __init__(self, facts: Facts, *, includes_usage: bool, has_ids: bool, begins: bool = True) -> None:
         self._facts = facts
         self._includes_usage = includes_usage
+        self._has_ids = has_ids
         self._begins = begins
         self._tail = ""
         self._head = self._end = b""
@@ -214,7 +217,7 @@ class EventStream:
         """See Format."""
         self._facts.take(message)
         encoded = _encode(self._facts.head(self._facts.kind.chunk_object))
-        self._head = b'\ndata: %b,"choices":[{"index":0,' % encoded[:-1]
+        self._head = b'data: %b,"choices":[{"index":0,' % encoded[:-1]
         usage = b',"usage":null' if self._includes_usage else b""
         self._end = b',"finish_reason":null}]%b}\n\n' % usage
 
@@ -231,7 +234,13 @@ class EventStream:
                 more += b',"token_ids":%b' % _encode(list(message.ids))
         else:
             more = b',"logprobs":null'
-        event = b"id: %d%b%b%b%b" % (position, self._head, facts.kind.delta(message.text), more, self._end)
+        event = b"%b%b%b%b%b" % (
+            self._id(position),
+            self._head,
+            facts.kind.delta(message.text),
+            more,
+            self._end,
+        )
         return self._opening() + event if self._begins else event
 
     def finished(self, message: pb.Finished) -> bytes:
@@ -250,11 +259,17 @@ class EventStream:
         """Return the event with the role, for kinds that have one."""
         self._begins = False
         fields = self._facts.kind.opening()
-        return b'id: 0%b%b,"logprobs":null%b' % (self._head, fields, self._end) if fields else b""
+        if not fields:
+            return b""
+        return b'%b%b%b,"logprobs":null%b' % (self._id(0), self._head, fields, self._end)
+
+    def _id(self, position: int) -> bytes:
+        """Return the line with the id of an event; empty: its events have none."""
+        return b"id: %d\n" % position if self._has_ids else b""
 
     def _closing(self, message: pb.Finished) -> bytes:
-        return b'id: %d%b%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]%b}\n\n' % (
-            message.usage.output_token_count + 1,
+        return b'%b%b%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]%b}\n\n' % (
+            self._id(message.usage.output_token_count + 1),
             self._head,
             self._facts.kind.delta(self._tail),
             reason(message).encode(),

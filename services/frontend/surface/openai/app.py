@@ -312,7 +312,7 @@ class Generation(Endpoint):
             with_ids=asked.returns_token_ids,
         )
         call.format = (
-            EventStream(facts, includes_usage=asked.includes_usage, begins=last is None)
+            EventStream(facts, includes_usage=asked.includes_usage, has_ids=bool(key), begins=last is None)
             if asked.streams
             else WholeAnswer(facts)
         )

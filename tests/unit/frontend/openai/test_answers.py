@@ -104,7 +104,9 @@ def test_a_stream_and_a_whole_answer_say_the_same(
 ) -> None:
     kind = ChatKind if is_chat else CompletionKind
     tokens, finished = messages(ids, sorted(cuts), stop)
-    found = streamed(tokens, finished, EventStream(facts(kind(), with_ids=True), includes_usage=True))
+    found = streamed(
+        tokens, finished, EventStream(facts(kind(), with_ids=True), includes_usage=True, has_ids=True)
+    )
     whole = WholeAnswer(facts(kind(), with_ids=True))
     whole.started(STARTED)
     assert all(whole.tokens(each) == b"" for each in tokens)
@@ -120,18 +122,35 @@ def test_a_stream_and_a_whole_answer_say_the_same(
     assert found[-3][1]["choices"][0]["finish_reason"] == choice["finish_reason"]
 
 
+@given(IDS, CUTS, STOPS, st.booleans())
+def test_events_of_a_request_without_a_key_are_lines_of_data_alone(
+    ids: list[int], cuts: set[int], stop: tuple[str, ...], is_chat: bool
+) -> None:
+    """The benchmarks of vLLM and SGLang cut `data: ` off each line, and decode the rest."""
+    tokens, finished = messages(ids, sorted(cuts), stop)
+    kind = ChatKind if is_chat else CompletionKind
+    made = []
+    for has_ids in (False, True):
+        stream = EventStream(facts(kind()), includes_usage=True, has_ids=has_ids)
+        stream.started(STARTED)
+        made.append(b"".join(stream.tokens(each) for each in tokens) + stream.finished(finished))
+    bare, with_ids = (data.decode().splitlines() for data in made)
+    assert [line for line in with_ids if not line.startswith("id: ")] == bare
+    assert all(line.startswith("data: ") for line in bare if line)
+
+
 @given(IDS, CUTS, CUTS, STOPS, st.integers(0, 31))
 def test_a_continuation_has_exactly_the_rest(
     ids: list[int], cuts: set[int], other_cuts: set[int], stop: tuple[str, ...], position: int
 ) -> None:
     """A client that has the events up to a position gets the rest, however the second execution cuts its output."""
     tokens, finished = messages(ids, sorted(cuts), stop)
-    first = streamed(tokens, finished, EventStream(facts(ChatKind()), includes_usage=False))
+    first = streamed(tokens, finished, EventStream(facts(ChatKind()), includes_usage=False, has_ids=True))
     positions = [each for each, _ in first if each is not None]
     position = max(each for each in positions if each <= position)
     had = [event for event in first if event[0] is not None and event[0] <= position]
     again, finished = messages(ids, sorted(other_cuts), stop)
-    stream = EventStream(facts(ChatKind()), includes_usage=False, begins=False)
+    stream = EventStream(facts(ChatKind()), includes_usage=False, has_ids=True, begins=False)
     continuing = Continuation(position, output(stop))
     stream.started(STARTED)
     data = b""

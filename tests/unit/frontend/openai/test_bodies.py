@@ -254,6 +254,14 @@ CHATS_OF_CLIENTS: dict[str, dict[str, Any]] = {
         "temperature": 0,
         "stop": [],
     },
+    "genai-perf": {"stream": True, "max_tokens": 16},
+    "SGLang's benchmark": {
+        "temperature": 0.0,
+        "max_completion_tokens": 16,
+        "stream": True,
+        "ignore_eos": True,
+    },
+    "Continue": {"max_tokens": 16, "temperature": 0.5, "stream": True, "stop": ["a"], "prediction": None},
     "LibreChat": {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "user": "id"},
     "LiteLLM": {"response_format": {"type": "text"}},
     "LangChain": {"stream": False, "n": 1, "parallel_tool_calls": False},
@@ -277,17 +285,20 @@ def test_default_bodies_of_clients_are_served(client: str) -> None:
     assert asked.request.chat.messages[-1].content == "hello"
 
 
-def test_langchain_s_completion_is_served() -> None:
-    """Its prompt is a list of one text."""
-    fields = {
-        "frequency_penalty": 0,
-        "presence_penalty": 0,
-        "logprobs": None,
-        "n": 1,
-        "seed": None,
-        "best_of": 1,
-    }
-    assert completion(prompt=["hello"], **fields) == completion()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # LangChain, the benchmarks of vLLM and of SGLang, and lm-eval.
+        {"frequency_penalty": 0, "presence_penalty": 0, "logprobs": None, "n": 1, "seed": None, "best_of": 1},
+        {"repetition_penalty": 1.0, "logprobs": None, **STREAMED},
+        {"temperature": 0.0, "best_of": 1, "stream": True, "ignore_eos": False},
+        {"temperature": 0, "stop": ["a"], "seed": 1234},
+    ],
+)
+def test_default_completions_of_clients_are_served(fields: dict[str, Any]) -> None:
+    """Some of them have a list of one text as their prompt."""
+    for prompt in ("hello", ["hello"]):
+        assert completion(prompt=prompt, **fields).request.text == "hello"
 
 
 def test_a_message_of_npm_s_client_comes_back_with_what_it_decoded() -> None:
