@@ -141,10 +141,8 @@ def _package(records: Sequence[Record]) -> list[str]:
         for record in records:
             if (record.part, record.fault) == (part, fault) and not isinstance(record.package, UnsetType):
                 counts.update(record.package)
-        if counts:
-            told = "; ".join(f"{count} x {what}" for what, count in counts.most_common())
-            rows.append([f"{part}, {fault}", told])
-    return pages.table(("cell", "counts"), rows)
+        rows += [[f"{part}, {fault}", what, str(count)] for what, count in counts.most_common()]
+    return pages.table(("cell", "", "count"), rows, "llr")
 
 
 def _sum(records: Iterable[Record], name: str) -> int:

@@ -74,5 +74,5 @@ def test_the_page_adds_up_the_runs_of_a_cell() -> None:
     ]
     text = page(records, "make chaos CLIENTS=openai")
     assert "| frontend, kill | 2 | 20 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 3 | 1.50 / 2.00 | 1 |" in text
-    assert "| frontend, kill | 4 x the whole answer |" in text
+    assert "| frontend, kill | the whole answer | 4 |" in text
     assert "- frontend:kill, seed 2: LOST: stream 3" in text
