@@ -80,8 +80,8 @@ def post(path: str, address: str, content: bytes, headers: Mapping[str, str]) ->
 class Streamed:
     """Checks a streamed answer of `expected` tokens, fed in pieces of any size. Tells `arrive` of the tokens of an event.
 
-    The id of an event is the number of tokens up to it. An event without one has one token if it has text. The usage at
-    the end tells the number of all tokens.
+    The id of an event is the number of tokens up to it. An event without one counts as one token if it has text. The usage
+    at the end tells the number of all tokens, and those that shared an event arrive with it.
     """
 
     def __init__(self, expected: int, arrive: Arrive) -> None:
@@ -125,6 +125,9 @@ class Streamed:
             return
         if event.usage is not None:
             self._counted = event.usage.completion_tokens
+            if self._counted > self.count:
+                self._arrive(self._counted - self.count)
+                self.count = self._counted
         for choice in event.choices:
             if choice.finish_reason:
                 self._finish = choice.finish_reason

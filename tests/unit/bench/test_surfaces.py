@@ -140,6 +140,14 @@ def test_bare_events_are_those_of_a_completion() -> None:
     assert arrived == [1, 1, 1] and answer.verdict() == "ended without [DONE]"
 
 
+def test_tokens_that_shared_an_event_arrive_with_the_usage() -> None:
+    """Without ids of events the usage alone tells how many they were."""
+    arrived: list[int] = []
+    answer = Streamed(5, arrived.append)
+    answer.feed(events("a b", "c", counted=5))
+    assert arrived == [1, 1, 3] and answer.verdict() == "" and answer.count == 5
+
+
 def response(request_id: str, ids: Sequence[int] = (), *, is_final: bool = False, error: str = "") -> Any:
     """Return a response of a model with token ids."""
     made = service_pb2.ModelStreamInferResponse(error_message=error)
