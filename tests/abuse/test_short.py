@@ -20,12 +20,13 @@ CHOSEN: Final = (
         "duplicate-names",
         "lying-engine",
         "malformed-frames",
+        "http-junk",
         "closed-windows",
         "junk-in-redis",
         "rapid-reset",
     ),
 )
-"""Attacks on state: of names, engines, frames, windows, Redis and streams."""
+"""Attacks on state: of names, engines, frames, requests over HTTP, windows, Redis and streams."""
 BY_NAME: Final = {one.name: one for one in ATTACKS}
 
 pytestmark = [

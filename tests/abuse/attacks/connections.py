@@ -34,7 +34,7 @@ CLIENT_HELLO_START = bytes.fromhex("1603010200010001fc0303")
 
 async def idle(target: Target, dose: Dose) -> Outcome:
     """Open connections. A third is ready for calls, a third sends HTTP/2's preface alone, a third is silent."""
-    return await _hold(target.address(FRONT), [FIRST_WORDS + ACKNOWLEDGEMENT, FIRST_WORDS, b""], dose)
+    return await hold(target.address(FRONT), [FIRST_WORDS + ACKNOWLEDGEMENT, FIRST_WORDS, b""], dose)
 
 
 async def metrics(target: Target, dose: Dose) -> Outcome:
@@ -48,7 +48,7 @@ async def metrics(target: Target, dose: Dose) -> Outcome:
     ]
     share = Dose(dose.count // len(SERVICES), dose.seconds)
     outcomes = await asyncio.gather(
-        *(_hold(target.rig.metrics_address(name), kinds, share) for name in SERVICES)
+        *(hold(target.rig.metrics_address(name), kinds, share) for name in SERVICES)
     )
     return merged(outcomes)
 
@@ -71,7 +71,7 @@ async def handshakes(target: Target, dose: Dose) -> Outcome:
     part.start()
     try:
         await until(lambda: _address(part) != "", START_S_MAX, "the frontend with a certificate is ready")
-        outcome = await _hold(_address(part), [CLIENT_HELLO_START, CLIENT_HELLO_START[:3], b""], dose)
+        outcome = await hold(_address(part), [CLIENT_HELLO_START, CLIENT_HELLO_START[:3], b""], dose)
         if part.has_fallen:
             outcome.violations.append(f"the frontend with a certificate ended: {part.tail()[-300:]}")
     finally:
@@ -86,7 +86,7 @@ def _address(part: Part) -> str:
     return ""
 
 
-async def _hold(address: str, first_words: list[bytes], dose: Dose) -> Outcome:
+async def hold(address: str, first_words: list[bytes], dose: Dose) -> Outcome:
     """Hold `dose.count` connections until the dose's time is over; a closed one is not opened again."""
     outcome = Outcome()
     until_s = time.monotonic() + dose.seconds
