@@ -24,7 +24,7 @@ from kvmesh.http1 import heads
 from kvmesh.http1.connections import Connections
 from kvmesh.http1.ending import LINGER_BYTES, EndingTransport
 from kvmesh.http1.heads import Refused
-from kvmesh.http1.limits import HEADER_BYTES, PIPELINED_MAX, RECEIVE_BUFFER_BYTES, HttpLimits
+from kvmesh.http1.limits import HEADER_BYTES, PIPELINED_MAX, RECEIVE_BUFFER_BYTES, UNREAD_BYTES, HttpLimits
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class HttpConnection(HttpToolsProtocol):
         if plain is not None:
             with suppress(OSError):
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNREAD_BYTES)
+        transport.set_write_buffer_limits(high=UNREAD_BYTES)
         super().connection_made(ending)  # type: ignore[arg-type]  # the part of asyncio's that is used
         self._identities = _names(transport.get_extra_info("ssl_object"))
         self._await_head()
@@ -302,7 +304,9 @@ class HttpConnection(HttpToolsProtocol):
         finally:
             if not (cycle.response_complete or self.transport.is_closing()):
                 self.transport.abort()
+            # Without a cycle of references a request that is over is freed at once.
             cycle.on_response = _nothing
+            cycle.scope.pop("extensions", None)
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.head_s, self._on_late)

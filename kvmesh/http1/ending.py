@@ -71,7 +71,12 @@ class EndingTransport:
             self._transport.close()
 
     def lost(self) -> None:
-        """Stop the timers. The connection is gone."""
+        """Stop the timers. The connection is gone. Without a cycle of references it is freed at once."""
+        self._has_input_left = _nothing_left
         for timer in (self._flush, self._linger):
             if timer is not None:
                 timer.cancel()
+
+
+def _nothing_left() -> bool:
+    return False

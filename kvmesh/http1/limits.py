@@ -24,6 +24,13 @@ RECEIVE_BUFFER_BYTES: Final = 65_536
 """Receive buffer of a connection in the kernel, which doubles it."""
 
 
+UNREAD_BYTES: Final = 16_384
+"""Output of a connection that may wait in the kernel, and again in the process. Then its application waits for the client.
+
+Without a bound the kernel takes megabytes of a stream that nobody reads, and the mesh computes them.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """See the module."""

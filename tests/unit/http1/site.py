@@ -32,6 +32,8 @@ class Site:
         self.gone = 0
         """Requests whose client disconnected."""
         self.running = 0
+        self.sent = 0
+        """Bytes that the server took of `/flood`."""
         self.names: Any = None
         self.go = asyncio.Event()
         """`/later` answers once it is set."""
@@ -86,6 +88,7 @@ class Site:
             watch = asyncio.create_task(_gone(receive))
             while not watch.done():
                 await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+                self.sent += 1 << 16
                 await asyncio.sleep(0)
             self.gone += 1
             return

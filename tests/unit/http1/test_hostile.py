@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -285,6 +288,33 @@ async def test_an_unread_response_ends_with_its_connection(monkeypatch: pytest.M
         await made.connect(get("/big"), receive_buffer=4096)
         await until(lambda: made.site.paths and not made.site.running)
         await made.until_open(0)
+
+
+async def test_little_of_an_unread_stream_is_taken() -> None:
+    """The kernel would take megabytes, and the mesh would compute them."""
+    async with serving() as made:
+        await made.connect(get("/flood"), receive_buffer=4096)
+        await until(lambda: made.site.running)
+        (target,) = made.server._open()
+        await until(lambda: target.flow.write_paused)
+        assert made.site.sent <= 6 * (1 << 16)
+
+
+async def test_a_connection_that_is_gone_is_freed_at_once() -> None:
+    """Without a wait for the garbage collector, so that many idle connections leave no memory behind."""
+    async with serving() as made:
+        client = await made.connect(get("/a"))
+        await client.until(b"\r\n\r\n/a")
+        (target,) = made.server._open()
+        freed: list[weakref.ref[Any]] = [weakref.ref(target), weakref.ref(target.cycle)]
+        del target
+        gc.disable()
+        try:
+            client.writer.transport.abort()
+            await made.until_open(0)
+            await until(lambda: not any(each() for each in freed))
+        finally:
+            gc.enable()
 
 
 async def test_an_answer_left_unfinished_is_cut() -> None:
