@@ -25,7 +25,7 @@ DRIP_S = 0.2
 
 RECEIVE_BUFFER = 4_096
 HOLD_S = 40.0
-"""Time for which a slow reader reads nothing: longer than `decode.slow_reader_s`. Then it looks what became of its stream."""
+"""Time for which a slow reader reads nothing, longer than `decode.slow_reader_s`. Then it looks at its stream."""
 
 BACK_S = 0.1
 """Pause of a client that was not connected."""
@@ -296,14 +296,14 @@ BODIES = Attack(
     name="http-bodies",
     about="Bodies of 64 MB over HTTP, with a length and without one; without a key, with a wrong and with a right one",
     run=bodies,
-    long=Dose(60, 20.0),
+    long=Dose(40, 20.0),
     short=Dose(12, 1.5),
 )
 SLOW_BODIES = Attack(
     name="http-slow-bodies",
     about="Bodies over HTTP that come a byte at a time; without a key, with a wrong and with a right one",
     run=slow_bodies,
-    long=Dose(1_000, 30.0),
+    long=Dose(150, 30.0),
     short=Dose(100, 1.5),
     # A third of the bodies has the key of the legitimate calls, and one tenant has at most half of the unread calls.
     bounds=Bounds(refusals=("CALLS_FULL",)),
