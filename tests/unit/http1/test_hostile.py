@@ -354,6 +354,19 @@ async def test_the_longest_idle_connection_makes_room() -> None:
             await client.until(b"\r\n\r\n/later")
 
 
+async def test_idle_connections_do_not_push_out_one_with_requests() -> None:
+    """However many come: the limit holds, and requests on a connection that is used go on."""
+    async with serving(connections_max=20) as made:
+        active = await made.connect()
+        for number in range(300):
+            await made.connect(b"GET"[: number % 4])
+            assert len(made.server.connections) <= 20
+            if number % 10 == 0:
+                active.send(get(f"/{number}"))
+                await active.until(b"\r\n\r\n/%d" % number)
+        await until(lambda: made.server.connections.evicted_total == 301 - 20)
+
+
 @pytest.mark.parametrize(
     "offer",
     [
