@@ -318,6 +318,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _on_late(self) -> None:
         self._head_timer = None
+        if self.transport.is_closing():
+            return
         if self._is_in_head:
             late = f"the headers did not arrive within {self._limits.head_s:g} s (frontend.request_timeout_s)"
             self._refuse(Refused(408, late, "REQUEST_TIMEOUT"))

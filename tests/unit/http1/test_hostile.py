@@ -199,6 +199,20 @@ async def test_headers_that_do_not_come_end_the_connection(data: bytes) -> None:
         assert (b" 408 " in found) == (b"GET" in data)
 
 
+async def test_a_drain_closes_a_connection_in_the_middle_of_its_headers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ending, "LINGER_S", 0.06)
+    async with serving(head_s=0.03) as made:
+        client = await made.connect(b"GET")
+        await made.until_open(1)
+        (target,) = made.server._open()
+        await until(lambda: target._is_in_head)
+        made.server.send_clients_on()
+        assert await client.rest() == b""
+        await made.until_open(0)
+
+
 async def test_a_byte_now_and_then_does_not_extend_the_time_of_headers() -> None:
     async with serving(head_s=0.05) as made:
         client = await made.connect(b"GET /")
