@@ -155,7 +155,7 @@ without-control: setup  ## Kill every control process for DEAD_MINUTES (10) and 
 mixed: setup  ## Engines with and without KV events in one mesh, 10,000 answers compared; writes docs/measurements (5 minutes)
 	$(BIN)/python -m tests.mixed --write docs/measurements/mixed-engines.md
 
-abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (15 minutes); ONLY=headers runs one
+abuse: setup  ## Attack the mesh with floods, half bodies, closed windows, junk, lying engines; writes docs/security.md (17 minutes); ONLY=headers runs one
 	$(BIN)/python -m tests.abuse $(if $(ONLY),--only "$(ONLY)",--write docs/security.md)
 
 test-clients: setup  ## Call a mesh with stock clients: grpcio, grpc-js, Ruby, Envoy, nghttp, h2load, reflection, Triton's client, perf_analyzer, and over HTTP openai of Python and npm, LangChain, LiteLLM (4 minutes); LONG=1: 1,000 streams of a minute each (5 minutes); ONLY=nghttp runs one

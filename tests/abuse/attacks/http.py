@@ -281,7 +281,7 @@ IDLE = Attack(
     name="http-idle",
     about="Idle connections to the HTTP port: silent, with half a header, or behind a response",
     run=idle,
-    long=Dose(10_000, 30.0),
+    long=Dose(10_000, 15.0),
     short=Dose(300, 1.0),
     bounds=Bounds(peak_mb=IDLE_PEAK_MB, after_mb=IDLE_AFTER_MB),
 )
@@ -289,22 +289,22 @@ HEADERS = Attack(
     name="http-slow-headers",
     about="Headers over HTTP that come a byte at a time, and never end",
     run=headers,
-    long=Dose(1_000, 30.0),
-    short=Dose(100, 1.5),
+    long=Dose(1_000, 12.0),
+    short=Dose(100, 1.0),
 )
 BODIES = Attack(
     name="http-bodies",
     about="Bodies of 64 MB over HTTP, with a length and without one; without a key, with a wrong and with a right one",
     run=bodies,
-    long=Dose(40, 20.0),
-    short=Dose(12, 1.5),
+    long=Dose(40, 10.0),
+    short=Dose(12, 1.0),
 )
 SLOW_BODIES = Attack(
     name="http-slow-bodies",
     about="Bodies over HTTP that come a byte at a time; without a key, with a wrong and with a right one",
     run=slow_bodies,
-    long=Dose(150, 30.0),
-    short=Dose(100, 1.5),
+    long=Dose(150, 12.0),
+    short=Dose(100, 1.0),
     # A third of the bodies has the key of the legitimate calls, and one tenant has at most half of the unread calls.
     # They take turns with it: a call waits for its own turn up to one second.
     bounds=Bounds(refusals=("CALLS_FULL",), p99_s=2.0),
@@ -313,28 +313,28 @@ BOMBS = Attack(
     name="http-header-bombs",
     about="Endless paths, headers, names of headers and trailers over HTTP",
     run=bombs,
-    long=Dose(60, 15.0),
+    long=Dose(60, 6.0),
     short=Dose(24, 1.0),
 )
 PIPELINES = Attack(
     name="http-pipelines",
     about="Requests over HTTP without a wait for the responses before them (pipelining)",
     run=pipelines,
-    long=Dose(40, 15.0),
-    short=Dose(12, 1.0),
+    long=Dose(40, 6.0),
+    short=Dose(12, 0.5),
 )
 JUNK = Attack(
     name="http-junk",
     about="Requests over HTTP with bytes changed, cut and doubled",
     run=junk,
-    long=Dose(40, 15.0),
-    short=Dose(20, 1.0),
+    long=Dose(40, 6.0),
+    short=Dose(20, 0.5),
 )
 READERS = Attack(
     name="http-slow-readers",
     about="Streams of events over HTTP that are not read, opened again whenever they are cut",
     run=readers,
-    long=Dose(200, 85.0),
-    short=Dose(60, 4.0),
+    long=Dose(200, 45.0),
+    short=None,
     bounds=Bounds(answered=0.99, p99_s=10.0),
 )
