@@ -13,6 +13,7 @@ from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.http1.connection import IDENTITIES, NAMES
 from services.frontend.requests.output import BareTokens
 from services.frontend.surface.answer import Message
+from services.frontend.surface.identity import AUTHORIZATION
 from services.frontend.surface.intake import CONTINUES_METADATA
 from services.frontend.surface.openai import http_errors
 from services.frontend.surface.openai.answer_format import Format
@@ -102,10 +103,13 @@ class HttpRequest:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The headers. Names are lower case; of repeated ones the last counts."""
+        """The headers. Names are lower case; of repeated ones the last counts. An empty `authorization` is none."""
         if self._metadata is None:
             pairs = self._scope["headers"]
             self._metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+            if not self._metadata.get(AUTHORIZATION, "-").strip():
+                # The openai package cannot leave the header out: a caller without a key empties it.
+                del self._metadata[AUTHORIZATION]
             if LAST_EVENT_ID in self._metadata:
                 self._metadata[CONTINUES_METADATA] = "1"
         return self._metadata
