@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from kvmesh.http1.limits import HEADER_BYTES
+
 VERSIONS: Final = ("1.0", "1.1")
 
 
@@ -49,6 +51,5 @@ def framing(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def too_large(most: int) -> Refused:
     """Return the refusal of a line, headers or trailers with more than `most` bytes."""
-    return Refused(
-        431, f"line, headers and trailers of the request have more than {most} bytes", "HEADERS_TOO_LARGE"
-    )
+    text = f"line, headers and trailers of the request have more than {most} bytes, {HEADER_BYTES} more for each header"
+    return Refused(431, text, "HEADERS_TOO_LARGE")

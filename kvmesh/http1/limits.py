@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-HEAD_BYTES_MAX: Final = 16_384
-"""Bytes of a request's line, headers and trailers."""
+HEAD_BYTES_MAX: Final = 32_768
+"""Bytes of a request's line, headers and trailers, each header with HEADER_BYTES more."""
 
 HEADER_BYTES: Final = 128
-"""Bytes that each header counts beside its name and value: it takes as much memory. So a request has 128 at most."""
+"""Bytes that each header counts beside its name and value: it takes as much memory. So a request has 250 at most."""
 
 PIPELINED_MAX: Final = 16
 """Requests that may wait behind another one on their connection. Together their headers have HEAD_BYTES_MAX at most."""

@@ -286,6 +286,7 @@ class Frontend(MeshProcess):
     def _http(self) -> HttpServer:
         section = self._config.frontend
         surface = OpenAiSurface(
+            self.core,
             self.service,
             self._calls,
             self._parser,

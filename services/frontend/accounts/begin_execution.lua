@@ -8,12 +8,13 @@
 -- gave the seed, 5 owner, 6 the highest epoch, 7 life of the record in ms, 8 channel, 9 request id, 10 output
 -- inherited, 11 epoch of the predecessor, or -1, 12 "1" if the client's token is older than a record may be,
 -- 13 pool that the execution claims, or '' in a mesh with one pool, 14 pool of a record that has none, 15 claimed pool
--- that the new one replaces, or '*' for any, 16 digest of the request before its tokenizing, or ''.
+-- that the new one replaces, or '*' for any, 16 digest of the request before its tokenizing, or '', 17 "1" if the
+-- request must have a record.
 --
 -- Returns RUN, the epoch and the seed of the new execution. Then follow owner, epoch, output inherited and output
 -- given of each earlier execution that has not reported, from the predecessor on. UNSHOWN instead of RUN: the record
 -- does not reach back to the predecessor of an old token, so nothing is inherited. DIFFERS: the record is of another
--- request. ENDED: the request may not run again. POOL and a name: an earlier execution claimed that pool. The first
+-- request. ENDED: the request may not run again. UNKNOWN: it must have a record, and has none. POOL and a name: an earlier execution claimed that pool. The first
 -- claim of a request lasts as long as its record.
 
 -- Indices of an execution in the JSON of field `runs`, which lists the executions of a request by epoch. INHERITED:
@@ -55,6 +56,7 @@ end
 
 local record = redis.call('HMGET', KEYS[1], 'epoch', 'digest', 'seed', 'again',
   'runs', 'owner', 'settler', 'prompt_last', 'output_last', 'pool', 'asked')
+if ARGV[17] == '1' and not record[1] then return {'UNKNOWN'} end
 local epoch, seed = tonumber(ARGV[1]), ARGV[3]
 local pool, is_moved = ARGV[13], false
 if pool ~= '' and (record[1] or record[10]) then

@@ -25,6 +25,7 @@ from kvmesh.redis_link import RedisLink, RedisUnavailable, key
 from kvmesh.redis_script import Call, Script
 from kvmesh.tasks import end, persist
 from services.frontend.accounts.budgets.batcher import ANSWER_S
+from services.frontend.requests import faults
 from services.frontend.requests.request_spec import EarlierExecution
 from services.frontend.requests.resume_token import EPOCH_MAX
 
@@ -77,6 +78,8 @@ class Claim:
     """Digest of the request before its tokenizing. It names the request where another pool has another tokenizer.
 
     Empty: the claim has a resume token, which proves the request."""
+    is_continued: bool = False
+    """True: the client has the beginning of the output, so the request must have a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,8 @@ class Executions:
         """Return a new execution with its number; earlier executions of the request end at their frontends.
 
         Without an answer of Redis in time, the number is the claim's, and not fenced. Raises MeshError if another request
-        has the name (IDEMPOTENCY_KEY_REUSED), or if the request has used up its repeated executions (ALREADY_FINISHED).
+        has the name (IDEMPOTENCY_KEY_REUSED), if the request has used up its repeated executions (ALREADY_FINISHED), or
+        if it must have a record and has none (RESUME_NOT_EXACT).
         Raises PoolClaimed if the claim names another pool than an earlier execution.
         """
         answer = await self._ask(claim)
@@ -167,6 +171,8 @@ class Executions:
             raise PoolClaimed(bytes(answer[1]).decode(errors="replace"))
         if word == b"DIFFERS":
             raise key_reused()
+        if word == b"UNKNOWN":
+            raise faults.not_exact("no earlier execution of its idempotency key is known")
         if word == b"ENDED":
             raise MeshError(
                 "ALREADY_FINISHED", f"the request has ended well and was executed again {AGAIN_MAX} times"
@@ -260,6 +266,7 @@ class Executions:
             claim.stable_pool,
             claim.replaced_pool,
             claim.asked,
+            int(claim.is_continued),
         )
 
     async def _follow(self) -> None:

@@ -151,6 +151,10 @@ class Intake:
         request_id = self._request_id(message, arrival.caller.tenant.name)
         chosen, replaced = self._choose(message, request_id, arrival), ""
         for left in range(CLAIMS_MAX, 0, -1):
+            if arrival.continues and not self._is_seeded(chosen.pool):
+                raise faults.not_exact(
+                    "an engine of its pool gives other tokens than another one (seeded_resume)"
+                )
             version = self._versions.get(chosen.model_version)
             parsed = await self._parser.check(message, version, arrival.caller.service_class)
             try:
@@ -164,21 +168,6 @@ class Intake:
                         f"pool {replaced} of its earlier execution cannot serve it"
                     ) from None
         raise AssertionError("the last claim takes any pool")
-
-    def check_continues(self, spec: RequestSpec, arrival: Arrival) -> None:
-        """Raise MeshError (RESUME_NOT_EXACT) if the output may differ from the beginning that the client has.
-
-        Called once the execution is accounted for, so that a refused one is settled like any other.
-        """
-        if not arrival.continues:
-            return
-        execution = spec.execution
-        if not execution.is_fenced or not execution.attempt_base:
-            raise faults.not_exact("no earlier execution of its idempotency key is known")
-        if not self._is_seeded(spec.pool):
-            raise faults.not_exact(
-                "an engine of its pool gives other tokens than another one (seeded_resume)"
-            )
 
     def _choose(self, message: Message, request_id: str, arrival: Arrival) -> ChosenPool:
         """Return the pool of the request: that of its resume token, else by region, weight and availability.
@@ -269,7 +258,7 @@ class Intake:
                 chosen,
             )
             max_output_tokens = self._clamped(asked, asked_tokens, timing.deadline_s, outlook)
-        execution = await self._begin(asked, request_id, digest, arrival.owner, chosen, replaced)
+        execution = await self._begin(asked, request_id, digest, arrival, chosen, replaced)
         return RequestSpec(
             caller=arrival.caller,
             request_id=request_id,
@@ -370,7 +359,7 @@ class Intake:
         asked: ValidRequest,
         request_id: str,
         digest: int,
-        owner: str,
+        arrival: Arrival,
         chosen: ChosenPool,
         replaced: str,
     ) -> Execution:
@@ -388,7 +377,9 @@ class Intake:
         least = resume.epoch + 1 if resume is not None else 0
         for other in self._core.admitted.executions(request_id):
             least = max(least, min(EPOCH_MAX, other.spec.execution.epoch + 1))
-        claim = Claim(request_id, digest, seed, is_seed_asked, least, owner)
+        claim = Claim(
+            *(request_id, digest, seed, is_seed_asked, least, arrival.owner), is_continued=arrival.continues
+        )
         pools = self._core.pools
         if pools.has_several or self._core.regions.has_others:
             replaced = replaced if resume is None else ANY_POOL
@@ -400,7 +391,10 @@ class Intake:
             # Without a date the token may be old: then only the record in Redis proves the output that was given.
             age_s = wall_s() - resume.issued_s if resume.issued_s else math.inf
             claim = replace(claim, inherited=inherited, predecessor=resume.epoch, age_s=age_s)
-        return await self._executions.begin(claim)
+        execution = await self._executions.begin(claim)
+        if arrival.continues and not execution.is_fenced:
+            raise faults.not_exact("Redis does not answer, which has its earlier executions")
+        return execution
 
 
 def _timing(asked: ValidRequest, arrival: Arrival) -> Timing:

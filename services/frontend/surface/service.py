@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
 
@@ -47,6 +47,10 @@ The failure detector finds a frozen router in this time, so that its requests ca
 
 RETRY_JITTER: Final = 0.2
 """RetryInfo is up to this share longer than the estimate (jitter): clients that were refused together come back apart."""
+
+
+Translate: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+"""Returns a message of another surface as a GenerateRequest. Raises MeshError."""
 
 
 class Admitted(NamedTuple):
@@ -139,19 +143,22 @@ class InferenceService:
         """See inference.proto."""
         await self.serve(GrpcCall(context))
 
-    async def serve(self, call: Call[bytes, Any], *, is_bare: bool = False) -> None:
+    async def serve(
+        self, call: Call[bytes, Any], *, is_bare: bool = False, translate: Translate | None = None
+    ) -> None:
         """Serve one call. Raises MeshError with the call's status.
 
         `is_bare`: output is written as BareTokens, and not as a message with `tokens`. There is no resume token.
+        `translate(message)` returns a message of another surface as a GenerateRequest. None: it is one.
         """
         try:
-            await self._serve(call, is_bare=is_bare)
+            await self._serve(call, is_bare=is_bare, translate=translate)
         except MeshError as error:
             if error.retry_after_s is not None:
                 error.retry_after_s *= 1 + RETRY_JITTER * self._chance()
             raise
 
-    async def _serve(self, call: Call[bytes, Message], *, is_bare: bool) -> None:
+    async def _serve(self, call: Call[bytes, Message], *, is_bare: bool, translate: Translate | None) -> None:
         # All three are taken at the same time, because the message may take seconds to arrive.
         arrived_s, arrived_ns, remaining_s = self._clock.now_s(), wall_ns(), call.remaining_s()
         caller: Caller | None = None
@@ -160,6 +167,9 @@ class InferenceService:
             self._core.regions.check(caller.tenant)
             self._core.check_capacity(arrived_s)
             data = await self.calls.message(call, caller)
+            if translate is not None:
+                with self._core.capacity_to_read(self._clock.now_s()):
+                    data = await translate(data)
             if remaining_s is None and (left_s := call.remaining_s()) is not None:
                 # A deadline in the message counts from the arrival of the call, as one in the headers does.
                 remaining_s = left_s + self._clock.now_s() - arrived_s
@@ -185,7 +195,6 @@ class InferenceService:
             with self._core.capacity_to_read(self._clock.now_s()):
                 spec = await self._intake.read(data, arrival)
                 spec = await self._accounting.reserve(hold, spec)
-                self._intake.check_continues(spec, arrival)
             output, reader = self._messages.output(spec), SlowReaderTimeout(self._clock)
             request = self._core.submit(spec, output, reader.on_ready, self._clock.now_s())
             if self.tap is not None:

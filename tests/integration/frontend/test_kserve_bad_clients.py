@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,9 +12,11 @@ from tritonclient.grpc import service_pb2
 
 from kvmesh.config_sections import TRANSPORTS
 from services.frontend.surface.kserve import stream as kserve_stream
+from services.frontend.surface.kserve.stream import InferStream
+from services.frontend.surface.kserve.stream_call import StreamCall
 from tests.integration.frontend.conftest import Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import Pool, oracle, serving_router
-from tests.integration.frontend.test_kserve import PROMPT, Stream, edge, raw, tokens
+from tests.integration.frontend.test_kserve import PROMPT, Stream, edge, final, raw, tensor, tokens
 from tests.raw_frames import framed
 from tests.raw_http2 import RawConnection, RawStream
 
@@ -100,3 +103,54 @@ async def test_a_message_that_is_none_has_an_error_without_id(edge: Serving) -> 
         assert first.error_message.startswith("MESSAGE_MALFORMED: ")
         assert first.infer_response.id == ""
         assert parsed(stream)[-1].infer_response.parameters["triton_final_response"].bool_param
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """While it is not set, no stream takes a message of the mesh."""
+    gate = asyncio.Event()
+    gate.set()
+    write, try_write = StreamCall.write, StreamCall.try_write
+
+    async def wait(call: StreamCall, message: bytes) -> None:
+        await gate.wait()
+        await write(call, message)
+
+    monkeypatch.setattr(StreamCall, "write", wait)
+    monkeypatch.setattr(
+        StreamCall, "try_write", lambda call, message: gate.is_set() and try_write(call, message)
+    )
+    return gate
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_request_has_one_last_response_whenever_it_is_stopped(
+    serving: Serving, pool: Pool, gate: asyncio.Event, streams: bool
+) -> None:
+    """Its last response may be on its way, and `stop` may come twice. A client counts on exactly one."""
+    stream = Stream(serving.channel)
+    (target,) = await began(serving, stream)
+    if streams:
+        pool.tokens_max = 3
+    gate.clear()
+    await stream.send(raw("r", tokens(50 if streams else 4, streaming=streams)))
+    await until(lambda: target._output._writing is not None, "a response is being written")
+    for _ in range(2):
+        await stream.send(raw("r", [*tokens(1), tensor("stop", "BOOL", [True])]))
+    await stream.send(raw("behind", tokens(1)))
+    await until(lambda: any(call.id == "behind" for call in target._live.values()), "the stops were read")
+    gate.set()
+    pool.tokens_max = 1 << 30
+    await stream.until_final("r", "behind")
+    await stream.call.done_writing()
+    while await stream.read() is not None:
+        pass
+    assert sum(final(each.infer_response) for each in stream.by_id["r"]) == 1
+    await serving.until_empty()
+
+
+async def began(serving: Serving, stream: Stream) -> list[InferStream]:
+    """Begin the stream with a request, and return the streams of the frontend."""
+    await stream.send(raw("first", tokens(1)))
+    await stream.until_final("first")
+    return list(serving.frontend.kserve._streams)

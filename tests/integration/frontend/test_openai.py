@@ -15,9 +15,10 @@ import openai
 import pytest
 from openai.types import Completion
 
-from kvmesh.errors import from_rpc_error
+from kvmesh.errors import MeshError, from_rpc_error
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.membership.member import Member
+from kvmesh.pools import DEFAULT_POOL
 from tests.integration.frontend.conftest import CONFIG, Serving, serving_frontend, until
 from tests.integration.frontend.scripted_router import PHASES, Pool, oracle, serving_router
 from tests.integration.frontend.test_generate import PROMPT, TOKENIZER, Answer, error_of, request
@@ -162,7 +163,7 @@ async def test_a_refusal_that_says_when_is_retried_by_the_package(redis_url: str
     [
         ({"temperature": 11}, openai.BadRequestError, 400, "FIELD_OUT_OF_RANGE"),
         ({"n": 2}, openai.BadRequestError, 400, "FEATURE_UNSUPPORTED"),
-        ({"model": "other"}, openai.NotFoundError, 404, "FIELD_OUT_OF_RANGE"),
+        ({"model": "other"}, openai.NotFoundError, 404, "MODEL_UNKNOWN"),
         ({"prompt": [5] * 5000}, openai.BadRequestError, 400, "PROMPT_TOO_LONG"),
         ({"extra_body": {"deadline_ms": 1}}, openai.InternalServerError, 504, "DEADLINE"),
     ],
@@ -350,6 +351,86 @@ async def test_what_cannot_go_on_exactly_is_refused(with_redis: Serving, pool: P
     await with_redis.until_empty()
 
 
+async def test_a_refused_continuation_leaves_no_trace(with_redis: Serving, pool: Pool) -> None:
+    """It stays refused when it is sent again, and it does not end the execution that it cannot continue."""
+    key = str(uuid.uuid4())
+    for _ in range(2):
+        refused = await events(with_redis, key, last=3)
+        assert refused.status == 409 and b"no earlier execution" in refused.body
+    pool.tokens_max = 8
+    key = str(uuid.uuid4())
+    running = asyncio.create_task(events(with_redis, key))
+    await until(lambda: bool(pool.runs) and pool.runs[0].log.end == 8, "it runs")
+    with_redis.frontend._unseeded_pools = frozenset({DEFAULT_POOL})
+    assert (await events(with_redis, key, last=3)).status == 409
+    pool.tokens_max = 1 << 30
+    assert (await running).is_done
+    await with_redis.until_empty()
+
+
+async def test_offsets_of_log_probabilities_go_on_behind_the_last_event(
+    with_redis: Serving, pool: Pool
+) -> None:
+    def offsets(found: Events) -> list[int]:
+        lines = [line for line in found.body.decode().split("\n") if line.startswith("data: {")]
+        chosen = [json.loads(line[6:])["choices"][0]["logprobs"] for line in lines]
+        return [offset for each in chosen if each is not None for offset in each["text_offset"]]
+
+    pool.tokens_max = 8
+    key = str(uuid.uuid4())
+    first = await events(with_redis, key, enough=5, logprobs=0)
+    pool.tokens_max = 1 << 30
+    rest = await events(with_redis, key, last=first.ids[-1], logprobs=0)
+    whole = await events(with_redis, str(uuid.uuid4()), logprobs=0)
+    assert offsets(first) + offsets(rest) == offsets(whole)
+
+
+async def test_a_key_that_is_revoked_meanwhile_does_not_spoil_the_answer(
+    redis_url: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_with_redis(redis_url, pool, **TABLES) as serving:
+        pool.hold_at = "placed"
+        async with client(serving, KEYS["search"], max_retries=0) as aio:
+            running = asyncio.create_task(aio.completions.create(**asked(4)))
+            await until(lambda: bool(pool.runs) and pool.runs[0].phase == "placed", "it waits")
+
+            def revoked(_: object) -> None:
+                raise MeshError("CREDENTIALS_UNKNOWN", "the API key is unknown")
+
+            monkeypatch.setattr(serving.frontend._calls, "caller", revoked)
+            pool.hold_at = ""
+            assert len(ids_of(await running)) == 4
+
+
+async def test_a_stream_needs_http_1_1(serving: Serving) -> None:
+    """HTTP/1.0 has no chunked bodies. A whole answer has a length."""
+    for streams, wanted in ((True, b"HTTP/1.1 400"), (False, b"HTTP/1.1 200")):
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 4, "stream": streams}).encode()
+        host, _, port = serving.http_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        async with patience(10):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(wanted) and b"chunked" not in answer
+
+
+@pytest.mark.parametrize("name", ["authorization", "kvmesh-tenant", "idempotency-key"])
+async def test_a_header_of_identity_may_come_once(serving: Serving, name: str) -> None:
+    """A proxy could have read the other one."""
+    host, _, port = serving.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"prompt": [5], "max_tokens": 1}'
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{name}: a\r\n{name}: b\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    async with patience(10):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        answer += await reader.read(4096)
+    writer.transport.abort()
+    assert answer.startswith(b"HTTP/1.1 400") and b"there twice" in answer
+    await serving.until_empty()
+
+
 async def test_tokenize_and_models_are_served(serving: Serving) -> None:
     async with client(serving) as aio:
         (model,) = (await aio.models.list()).data
@@ -384,6 +465,9 @@ async def test_a_draining_frontend_sends_its_clients_on(serving: Serving, pool: 
         with pytest.raises(openai.InternalServerError) as caught:
             await aio.completions.create(**asked(4))
         assert (caught.value.status_code, caught.value.code) == (503, "DRAINING")
+        with pytest.raises(openai.InternalServerError):
+            root = f"http://{serving.http_address}"
+            await aio.post(f"{root}/tokenize", body={"prompt": "hello"}, cast_to=object)
         assert caught.value.response.headers["connection"] == "close"
         serving.frontend.http.send_clients_on()
         pool.tokens_max = 1 << 30

@@ -164,8 +164,8 @@ async def test_unknown_models_paths_and_methods_are_refused_in_the_form_of_all_e
 ) -> None:
     client = await visit(serving)
     for data, wanted in (
-        (post(CHAT, chat(model="no")), (404, "FIELD_OUT_OF_RANGE", "model")),
-        (get("/v1/models/%ff%00x"), (404, "FIELD_OUT_OF_RANGE", "model")),
+        (post(CHAT, chat(model="no")), (404, "MODEL_UNKNOWN", "model")),
+        (get("/v1/models/%ff%00x"), (404, "MODEL_UNKNOWN", "model")),
         (get("/v1/chat"), (404, "PATH_UNKNOWN", None)),
         (get("/health/"), (404, "PATH_UNKNOWN", None)),
         (get("//health"), (404, "PATH_UNKNOWN", None)),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvmesh.http1 import ending
-from kvmesh.http1.limits import PIPELINED_MAX, READ_BYTES
+from kvmesh.http1.limits import HEAD_BYTES_MAX, HEADER_BYTES, PIPELINED_MAX, READ_BYTES
 from tests.patience import patience
 from tests.raw_http1 import BOUND_S, get, post
 from tests.unit.http1.site import serving, until
@@ -116,9 +116,11 @@ async def test_endless_lines_headers_and_trailers_are_refused(start: bytes, piec
 async def test_the_number_of_headers_is_bounded() -> None:
     """Each of them takes memory, however short it is."""
     async with serving() as made:
-        client = await made.connect(get("/", *["a:b"] * 128))
+        client = await made.connect(get("/", *["a:b"] * (HEAD_BYTES_MAX // HEADER_BYTES)))
         assert await client.error() == TOO_LARGE
-        usual = await made.connect(get("/usual", *["a:b"] * 60, "connection: close"))
+        usual = await made.connect(
+            get("/usual", *["name: a value of a gateway, some fifty bytes long"] * 100, "connection: close")
+        )
         assert (await usual.rest()).endswith(b"/usual")
 
 
@@ -133,7 +135,7 @@ async def test_the_server_takes_little_more_than_the_bound_of_the_headers() -> N
         while not target.transport.is_closing():
             target.data_received(b"a" * 1000)
             fed += 1000
-        assert fed <= 2 * READ_BYTES
+        assert fed <= HEAD_BYTES_MAX + 2 * READ_BYTES
         assert await client.error() == TOO_LARGE
 
 
@@ -257,7 +259,7 @@ async def test_pipelined_requests_are_bounded_in_number_and_bytes(path: str) -> 
         (target,) = made.server._open()
         await until(lambda: target._is_over)
         assert 1 < len(target.pipeline) <= PIPELINED_MAX
-        assert sum(len(cycle.scope["raw_path"]) for cycle, _ in target.pipeline) <= READ_BYTES
+        assert sum(len(cycle.scope["raw_path"]) for cycle, _ in target.pipeline) <= HEAD_BYTES_MAX
         made.site.go.set()
         answers = (await client.rest()).count(b"HTTP/1.1 200")
         assert answers == len(made.site.paths) <= 1 + PIPELINED_MAX

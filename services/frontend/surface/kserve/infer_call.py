@@ -33,6 +33,8 @@ class InferCall:
         "_write",
         "arrived_s",
         "first_token_s",
+        "id",
+        "is_ending",
         "metadata",
         "responses",
     )
@@ -61,6 +63,9 @@ class InferCall:
         """A message that the transport has not taken yet, and its response."""
         self._deadline_s = inference.asked.deadline_s
         self.responses = responses
+        self.id = inference.asked.id
+        self.is_ending = False
+        """True once the last response is on its way: it can neither be stopped nor followed by another one."""
         self.first_token_s: float | None = None
         """Time of the first token; None: there is none yet."""
         self.metadata: Mapping[str, str] = _metadata(transport.metadata, inference.asked.tenant)
@@ -118,6 +123,8 @@ class InferCall:
         if self._untaken is not None and self._untaken[0] is message:
             return self._untaken[1]
         response = self.responses.take(message)
+        if not isinstance(message, BareTokens) and message.HasField("finished"):
+            self.is_ending = True
         if self.first_token_s is None and isinstance(message, BareTokens):
             self.first_token_s = self._clock.now_s()
         if response is not None:

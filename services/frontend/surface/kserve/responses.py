@@ -109,7 +109,7 @@ class Responses:
         if not self._asked.excludes_prompt:
             text = self._asked.request.text + text
             ids = array("i", self._asked.request.tokens.ids) + ids
-        return self._sent(made + self._outputs(text, ids, self._log_probs))
+        return self._sent(made + self._outputs(text, ids, self._log_probs, generated=len(self._ids)))
 
     def _facts(self, reason: str, finished: pb.Finished) -> bytes:
         """Return what the mesh knows of an ended request, as parameters."""
@@ -131,8 +131,10 @@ class Responses:
         found = b"".join(encoding.parameter(name, value) for name, value in facts.items())
         return found + _budget(self.trailers)
 
-    def _outputs(self, text: str, ids: Sequence[int], log_probs: Sequence[float]) -> bytes:
-        """Return the requested outputs and their contents."""
+    def _outputs(
+        self, text: str, ids: Sequence[int], log_probs: Sequence[float], generated: int | None = None
+    ) -> bytes:
+        """Return the requested outputs and their contents. `generated`: ids that are no prompt; None: all."""
         asked, count = self._asked, len(ids)
         packed = array("i", ids)
         made: list[tuple[bytes, bytes]] = []
@@ -154,7 +156,7 @@ class Responses:
         if asked.input_count and self._wants("num_input_tokens"):
             made.append(_number("num_input_tokens", self._started.prompt_token_count))
         if asked.output_count and self._wants("num_output_tokens"):
-            made.append(_number("num_output_tokens", count))
+            made.append(_number("num_output_tokens", count if generated is None else generated))
         return b"".join(each for each, _ in made) + b"".join(each for _, each in made)
 
     def _wants(self, output: str) -> bool:

@@ -54,8 +54,8 @@ class InferStream:
         self._idle = idle
         self._output = StreamOutput(call)
         self._ends_on_error = call.metadata.get(GRPC_ERROR) == "true"
-        self._live: dict[asyncio.Task[None], str] = {}
-        """Tasks of requests, with their ids."""
+        self._live: dict[asyncio.Task[None], InferCall] = {}
+        """Tasks of requests, with their calls."""
         self._stopped: set[asyncio.Task[None]] = set()
         """Tasks that the client stopped."""
         self._is_input_over = False
@@ -139,18 +139,22 @@ class InferStream:
         )
         task = asyncio.create_task(self._serve(call, inference), name="kserve-request")
         self._wake()
-        self._live[task] = asked.id
+        self._live[task] = call
         task.add_done_callback(self._done)
         task.add_done_callback(lambda _: on_read())
         await taken
 
     async def _stop(self, asked: Asked, answer: Responses) -> None:
-        """End the requests with the id of `asked`, as TensorRT-LLM does. It is no error if there is none."""
+        """End the requests with the id of `asked`, as TensorRT-LLM does. It is no error if there is none.
+
+        A request with its last response on its way is left alone: its client gets exactly one.
+        """
         if not asked.id:
             await self._refuse(asked, unread("id", "empty", "the id of the request to stop"))
             return
-        for task, id_ in self._live.items():
-            if id_ == asked.id:
+        for task, call in self._live.items():
+            if call.id == asked.id and not call.is_ending:
+                call.is_ending = True
                 self._stopped.add(task)
                 task.cancel()
         if asked.wants_empty_final:
@@ -163,6 +167,7 @@ class InferStream:
         try:
             await self._inferences.run(call, inference)
         except MeshError as error:
+            call.is_ending = True
             await self._refuse(asked, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -173,6 +178,7 @@ class InferStream:
             await self._write(call.responses.cancelled())
         except Exception:
             log.exception("bug in a request of a stream")
+            call.is_ending = True
             await self._refuse(asked, internal())
 
     def _done(self, task: asyncio.Task[None]) -> None:

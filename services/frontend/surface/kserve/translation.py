@@ -20,6 +20,9 @@ FIELDS_MAX: Final = 4_096
 ID_CHARACTERS_MAX: Final = 1_024
 """Each response repeats the id."""
 
+MODEL_CHARACTERS_MAX: Final = 256
+"""Each response repeats the name of the model, also the refusal of an unknown one."""
+
 
 class Translation:
     """Translates the requests of all models. `message_bytes_max`: bytes of the largest message."""
@@ -34,7 +37,7 @@ class Translation:
         made = Inference(asked)
         try:
             message = self._parse(data)
-            asked.model_name, asked.id = message.model_name, message.id
+            asked.model_name, asked.id = message.model_name[:MODEL_CHARACTERS_MAX], message.id
             if len(asked.id) > ID_CHARACTERS_MAX:
                 asked.id = ""
                 raise tensors.refused(
@@ -74,6 +77,8 @@ def in_terms_of(error: MeshError, contract: Contract | None) -> MeshError:
 
 def each_named(violation: Violation, contract: Contract) -> Violation:
     """Return `violation` with the name of the input for its field, if there is one."""
+    if violation.field.partition("[")[0] in contract.inputs:
+        return violation
     for name, each in contract.inputs.items():
         if each.field and violation.field.startswith(each.field):
             field = f"{name}{violation.field.removeprefix(each.field)}"

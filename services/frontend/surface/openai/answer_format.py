@@ -8,7 +8,7 @@ clients read nothing else, for example the benchmarks of vLLM and SGLang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -46,6 +46,10 @@ class Format(Protocol):
         """Return the bytes for some output; empty: nothing has to be sent."""
         ...
 
+    def skip(self, ids: Sequence[int]) -> None:
+        """Take tokens that the client has already. Nothing is sent for them."""
+        ...
+
     def finished(self, message: pb.Finished) -> bytes:
         """Return the last bytes."""
         ...
@@ -70,8 +74,12 @@ class Kind(Protocol):
         """Return the JSON fields of the choice of a first event without text; empty: there is no such event."""
         ...
 
-    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
-        """Return the log-probabilities of a message, or of a whole answer."""
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> dict[str, Any]:
+        """Return the log-probabilities of a message: lists of the same length, or None, by field."""
+        ...
+
+    def skip(self, ids: Sequence[int], texts: TokenTexts) -> None:
+        """Take tokens before those of the next `logprobs`."""
         ...
 
 
@@ -94,7 +102,10 @@ class ChatKind:
         """See Kind."""
         return b'"delta":{"role":"assistant","content":""}'
 
-    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
+    def skip(self, ids: Sequence[int], texts: TokenTexts) -> None:
+        """See Kind."""
+
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> dict[str, Any]:
         """See Kind."""
         content = []
         for index, (token, value) in enumerate(zip(message.ids, message.logprobs, strict=False)):
@@ -132,7 +143,11 @@ class CompletionKind:
         """See Kind."""
         return b""
 
-    def logprobs(self, message: BareTokens, texts: TokenTexts) -> Any:
+    def skip(self, ids: Sequence[int], texts: TokenTexts) -> None:
+        """See Kind."""
+        self._offset += sum(len(texts.text(token)) for token in ids)
+
+    def logprobs(self, message: BareTokens, texts: TokenTexts) -> dict[str, Any]:
         """See Kind."""
         tokens = [texts.text(token) for token in message.ids]
         offsets = []
@@ -189,11 +204,16 @@ class Facts:
             "system_fingerprint": self.version,
         }
 
-    def logprobs(self, message: BareTokens) -> Any:
+    def logprobs(self, message: BareTokens) -> dict[str, Any] | None:
         """Return the log-probabilities of `message`; None: none were asked for."""
         if not self.with_logprobs or not message.ids:
             return None
         return self.kind.logprobs(message, self._texts_of(self.version))
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """Take tokens before those of the next `logprobs`."""
+        if self.with_logprobs:
+            self.kind.skip(ids, self._texts_of(self.version))
 
 
 class EventStream:
@@ -243,6 +263,10 @@ class EventStream:
         )
         return self._opening() + event if self._begins else event
 
+    def skip(self, ids: Sequence[int]) -> None:
+        """See Format."""
+        self._facts.skip(ids)
+
     def finished(self, message: pb.Finished) -> bytes:
         """See Format."""
         parts = [self._opening()] if self._begins else []
@@ -279,7 +303,7 @@ class EventStream:
 
 
 class WholeAnswer:
-    """One JSON body, made when the answer is complete."""
+    """One JSON body, made when the answer is complete. Log-probabilities are encoded as they come: they take long."""
 
     is_stream = False
     skips_close = False
@@ -287,8 +311,9 @@ class WholeAnswer:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._text: list[str] = []
-        self._all = BareTokens()
-        """Tokens and log-probabilities, if they are asked for."""
+        self._ids: list[int] = []
+        self._logprobs: dict[str, list[bytes] | None] = {}
+        """Parts of the encoded lists by field; None: the field has no list."""
 
     def started(self, message: pb.Started) -> None:
         """See Format."""
@@ -297,24 +322,36 @@ class WholeAnswer:
     def tokens(self, message: BareTokens) -> bytes:
         """See Format."""
         self._text.append(message.text)
-        if self._facts.with_logprobs or self._facts.with_ids:
-            self._all.ids += message.ids
-            self._all.logprobs += message.logprobs
-            self._all.top_logprobs += message.top_logprobs
+        if self._facts.with_ids:
+            self._ids += message.ids
+        for field, values in (self._facts.logprobs(message) or {}).items():
+            if values is None:
+                self._logprobs.setdefault(field, None)
+                continue
+            parts = self._logprobs.setdefault(field, [])
+            assert parts is not None, f"{field} has values in some messages alone"
+            parts.append(_encode(values)[1:-1])
         return b""
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """See Format. Only a stream goes on behind an event."""
 
     def finished(self, message: pb.Finished) -> bytes:
         """See Format."""
         facts = self._facts
+        logprobs = {
+            field: None if parts is None else msgspec.Raw(b"[%b]" % b",".join(parts))
+            for field, parts in self._logprobs.items()
+        }
         choice = {
             "index": 0,
             **facts.kind.choice("".join(self._text)),
-            "logprobs": facts.logprobs(self._all),
+            "logprobs": logprobs or None,
             "finish_reason": reason(message),
             "stop_reason": stop_reason(message),
         }
         if facts.with_ids:
-            choice["token_ids"] = list(self._all.ids)
+            choice["token_ids"] = self._ids
         return _encode({**facts.head(facts.kind.object), "choices": [choice], "usage": usage(message.usage)})
 
 

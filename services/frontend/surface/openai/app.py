@@ -9,6 +9,9 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -22,6 +25,7 @@ from kvmesh.errors import MeshError, Violation, internal, invalid
 from kvmesh.http1.connection import PARTS, TRY_WRITE
 from kvmesh.tenants.caller import Caller
 from services.frontend.requests import faults
+from services.frontend.requests.core import FrontendCore
 from services.frontend.requests.output import Output
 from services.frontend.surface.call_reader import CallReader
 from services.frontend.surface.model_listing import ModelListing
@@ -45,6 +49,7 @@ from services.frontend.surface.openai.answer_format import (
 from services.frontend.surface.openai.asked import Asked, renamed
 from services.frontend.surface.openai.continuation import Continuation
 from services.frontend.surface.openai.http_call import (
+    IDEMPOTENCY_KEY,
     LAST_EVENT_ID,
     GenerateCall,
     Headers,
@@ -56,7 +61,7 @@ from services.frontend.surface.openai.http_call import (
     refuse,
 )
 from services.frontend.surface.openai.token_texts import TokenTexts
-from services.frontend.surface.request_parser import RequestParser
+from services.frontend.surface.request_parser import RequestParser, alone
 from services.frontend.surface.served_versions import ServedVersions
 from services.frontend.surface.service import InferenceService
 from services.frontend.surface.slow_reader import TAIL_S
@@ -69,14 +74,13 @@ THREAD_BYTES_MIN: Final = 65_536
 REFUSAL_S: Final = 3.0
 """Longest wait until a client takes a refusal."""
 
-IDEMPOTENCY_KEY: Final = "idempotency-key"
-
 
 class OpenAiSurface:
     """See the module. `unready_reason()` returns why the process does not serve; empty: it does."""
 
     def __init__(
         self,
+        core: FrontendCore,
         service: InferenceService,
         calls: CallReader,
         parser: RequestParser,
@@ -91,6 +95,7 @@ class OpenAiSurface:
         self.calls = calls
         self.clock = clock
         self.body_bytes_max = body_bytes_max
+        self._core = core
         self._parser = parser
         self._listing = listing
         self._versions = versions
@@ -120,12 +125,14 @@ class OpenAiSurface:
         """Return `read(body)`, made by a thread if the body is big. Raises MeshError."""
         if len(body) < THREAD_BYTES_MIN:
             return read(body)
-        async with self._big:
-            return await asyncio.to_thread(read, body)
+        return await alone(self._big, read, body)
 
     def model(self, name: str | None) -> str:
-        """Return the name of the model for an answer. Raises MeshError."""
-        return self._listing.known(name or "")
+        """Return the name of the model for an answer. Raises MeshError (MODEL_UNKNOWN) with the names that exist."""
+        try:
+            return self._listing.known(name or "")
+        except MeshError as error:
+            raise replace(error, reason="MODEL_UNKNOWN") from None
 
     def texts(self, version: str) -> TokenTexts:
         """Return the texts of the tokens of a model version."""
@@ -146,25 +153,32 @@ class OpenAiSurface:
         return models.listing(self._listing.all().models, self._created_s)
 
     async def _model(self, request: HttpRequest, _: Caller, path: Mapping[str, str]) -> bytes:
-        return models.one(self._listing.one(path["model"]).model, self._created_s)
+        return models.one(self._listing.one(self.model(path["model"])).model, self._created_s)
 
     async def _tokenize(self, request: HttpRequest, caller: Caller, _: Mapping[str, str]) -> bytes:
-        body = await self._body(request, caller, tokenization.TOKENIZE.read)
-        version = self._listing.version(self.model(body.model))
-        message = await self._parser.read(tokenization.request_of(body).SerializeToString())
-        parsed = await self._parser.check(message, version, caller.service_class)
-        ids = array("i", parsed.prompt_ids).tolist()
-        return tokenization.tokens_answer(
-            ids, version.max_sequence_tokens, version.tokenizer, with_texts=bool(body.return_token_strs)
-        )
+        data = await self.calls.read(request.body, request, caller)
+        with self._core.capacity_to_read(self.clock.now_s()):
+            asked: tokenization.Asked = await self.decoded(tokenization.read, data)
+            version = self._listing.version(self.model(asked.model))
+            parsed = await self._parser.check(
+                await self._parser.read(asked.data), version, caller.service_class
+            )
+            return await asyncio.to_thread(
+                tokenization.tokens_answer,
+                array("i", parsed.prompt_ids).tolist(),
+                version.max_sequence_tokens,
+                version.tokenizer,
+                with_texts=asked.with_texts,
+            )
 
     async def _detokenize(self, request: HttpRequest, caller: Caller, _: Mapping[str, str]) -> bytes:
-        body = await self._body(request, caller, tokenization.DETOKENIZE.read)
-        version = self._listing.version(self.model(body.model))
-        return tokenization.text_answer(body.tokens, version.max_sequence_tokens, version.tokenizer)
-
-    async def _body(self, request: HttpRequest, caller: Caller, read: Callable[[bytes], Any]) -> Any:
-        return await self.decoded(read, await self.calls.read(request.body, request, caller))
+        data = await self.calls.read(request.body, request, caller)
+        with self._core.capacity_to_read(self.clock.now_s()):
+            body: tokenization.DetokenizeRequest = await self.decoded(tokenization.DETOKENIZE.read, data)
+            version = self._listing.version(self.model(body.model))
+            return await asyncio.to_thread(
+                tokenization.text_answer, body.tokens, version.max_sequence_tokens, version.tokenizer
+            )
 
     async def _health(self, _: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
@@ -194,7 +208,10 @@ class Application:
         if found is not None and scope["method"] == "POST":
             await found(scope, receive, send)
         else:
-            await self._others(scope, receive, send)  # type: ignore[arg-type]  # Starlette wants mutable mappings
+            # A client that does not read such an answer loses its connection.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TAIL_S):
+                    await self._others(scope, receive, send)  # type: ignore[arg-type]  # wants mutable mappings
 
 
 class Endpoint:
@@ -213,7 +230,8 @@ class Endpoint:
         except asyncio.CancelledError:
             # The process ends; its drain has handed over or finished the requests that it could.
             if not request.is_gone:
-                await self._refuse(faults.draining(0), request, responder)
+                sent = request.tokens_sent if isinstance(request, GenerateCall) else 0
+                await self._refuse(faults.draining(sent), request, responder)
         except Exception:
             log.exception("bug in an HTTP endpoint", extra={"path": scope["path"]})
             await self._refuse(internal(), request, responder)
@@ -282,19 +300,23 @@ class Generation(Endpoint):
             receive,
             responder,
             surface.body_bytes_max,
-            self._translated,
             self._headers,
             surface.clock.now_s,
         )
 
     async def _serve(self, request: HttpRequest, responder: Responder, scope: Scope) -> None:
         assert isinstance(request, GenerateCall)
-        await self._surface.service.serve(request, is_bare=True)
+        await self._surface.service.serve(
+            request, is_bare=True, translate=partial(self._translated, request, scope["http_version"])
+        )
 
-    async def _translated(self, body: bytes, call: GenerateCall) -> bytes:
+    async def _translated(self, call: GenerateCall, version: str, body: bytes) -> bytes:
         """Return the message of the request in `body`, and tell `call` the form of its answer. Raises MeshError."""
         surface = self._surface
         asked: Asked = await surface.decoded(self._read, body)
+        if asked.streams and version == "1.0":
+            what = Violation("stream", "true over HTTP/1.0", "HTTP/1.1 for a stream")
+            raise invalid("FEATURE_UNSUPPORTED", [what])
         call.names, call.deadline_s = asked.names, asked.deadline_s
         key, last = call.metadata.get(IDEMPOTENCY_KEY, ""), call.metadata.get(LAST_EVENT_ID)
         if key:
@@ -325,7 +347,9 @@ class Generation(Endpoint):
     def _limits(self, trailers: Mapping[str, str], call: HttpRequest) -> Headers:
         if not trailers:
             return []
-        return rate_limits.headers(trailers, self._surface.calls.caller(call).account)
+        with suppress(MeshError):  # a key that was revoked meanwhile
+            return rate_limits.headers(trailers, self._surface.calls.caller(call).account)
+        return []
 
     def _named(self, error: MeshError, request: HttpRequest) -> MeshError:
         assert isinstance(request, GenerateCall)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from kvmesh.errors import Violation, invalid
+from kvmesh.errors import MAX_VIOLATIONS, Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.surface.openai.asked import Asked
-from services.frontend.surface.openai.json_body import JsonReader
-from services.frontend.surface.openai.shared_fields import SharedFields, check_served, into_request
+from services.frontend.surface.openai.json_body import ABSENT, JsonReader, is_set
+from services.frontend.surface.openai.shared_fields import SharedFields, asks, check_served, into_request
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,7 +20,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: str = ""
-    parsed_arguments: Any = None
+    parsed_arguments: msgspec.Raw = ABSENT
     """The arguments as openai of npm has decoded them. Not read: `arguments` has them."""
 
 
@@ -48,30 +49,14 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: Any = None
-    audio: Any = None
-    function_call: Any = None
-    annotations: Any = None
-    parsed: Any = None
+    refusal: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    annotations: msgspec.Raw = ABSENT
+    parsed: msgspec.Raw = ABSENT
     """The content as openai of npm has decoded it. Not read: `content` has it."""
     type: str | None = None
     """Only "text", "message" or absent: a message is nothing else."""
-
-
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """The schema of an output."""
-
-    name: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """Form of the output."""
-
-    type: str
-    json_schema: JsonSchema | None = None
 
 
 class ChatRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
@@ -81,27 +66,28 @@ class ChatRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    parallel_tool_calls: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
+    add_generation_prompt: msgspec.Raw = ABSENT
+    functions: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
+    modalities: msgspec.Raw = ABSENT
+    moderation: msgspec.Raw = ABSENT
+    prediction: msgspec.Raw = ABSENT
+    reasoning_effort: msgspec.Raw = ABSENT
+    verbosity: msgspec.Raw = ABSENT
+    web_search_options: msgspec.Raw = ABSENT
     # Fields of vLLM.
-    echo: Any = None
-    continue_final_message: Any = None
-    include_reasoning: Any = None
-    documents: Any = None
-    chat_template: Any = None
+    echo: msgspec.Raw = ABSENT
+    continue_final_message: msgspec.Raw = ABSENT
+    include_reasoning: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    chat_template: msgspec.Raw = ABSENT
+    best_of: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
 
 
 READER: Final = JsonReader(ChatRequest)
@@ -125,6 +111,8 @@ _UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {
     "documents": ([],),
     "chat_template": (),
     "add_special_tokens": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
 }
 """As DEFAULTS of shared_fields. Templates write the special tokens of a chat."""
 
@@ -142,17 +130,16 @@ _ROLES: Final = {
 def read(data: bytes) -> Asked:
     """Return the request in the body `data`. Raises MeshError with the names of the wrong fields."""
     body: ChatRequest = READER.read(data)
-    check_served(body, _UNSERVED if body.tools else _WITHOUT_TOOLS)
+    has_tools = asks(body.tools, ([],))
+    check_served(body, _UNSERVED if has_tools else _WITHOUT_TOOLS)
     request = pb.GenerateRequest()
     limit = _output_limit(body)
     into_request(body, limit, request)
     put_messages(body.messages, request.chat)
-    if body.tools and body.tool_choice != "none":
-        request.chat.tools_json = msgspec.json.encode(body.tools).decode()
-    if body.chat_template_kwargs:
-        request.chat.template_arguments_json = msgspec.json.encode(body.chat_template_kwargs).decode()
-    if body.response_format is not None:
-        _put_format(body.response_format, request.sampling)
+    if has_tools and asks(body.tool_choice, ("auto",)) is False:
+        request.chat.tools_json = bytes(body.tools).decode()
+    if is_set(body.chat_template_kwargs):
+        request.chat.template_arguments_json = bytes(body.chat_template_kwargs).decode()
     options = request.options
     if body.top_logprobs is not None and (body.top_logprobs or body.logprobs):
         if not body.logprobs:
@@ -175,9 +162,9 @@ def read(data: bytes) -> Asked:
 
 def put_messages(messages: list[Message], chat: pb.ChatPrompt) -> None:
     """Put the conversation into `chat`. Raises MeshError."""
-    wrong = list(_unserved_of(messages))
+    wrong = list(islice(_unserved_of(messages), MAX_VIOLATIONS))
     if wrong:
-        raise invalid("FEATURE_UNSUPPORTED", wrong[:16])
+        raise invalid("FEATURE_UNSUPPORTED", wrong)
     chat.SetInParent()
     for each in messages:
         made = chat.messages.add()
@@ -206,11 +193,11 @@ def _unserved_of(messages: list[Message]) -> Iterator[Violation]:
         if not each.role:
             yield Violation(f"{path}.role", "empty", "1 character or more")
         for name in ("audio", "function_call"):
-            if getattr(each, name) is not None:
+            if asks(getattr(each, name)):
                 yield Violation(f"{path}.{name}", "set", "absent or null")
         if each.type not in (None, "text", "message"):
             yield Violation(f"{path}.type", repr(each.type[:40]), '"text" or "message"')
-        if each.refusal:
+        if asks(each.refusal, ("",)):
             yield Violation(f"{path}.refusal", "set", "absent or null")
         if isinstance(each.content, list):
             for number, part in enumerate(each.content):
@@ -229,20 +216,3 @@ def _output_limit(body: ChatRequest) -> tuple[str, int | None]:
         what = f"max_completion_tokens is {new}; one of both is allowed"
         raise invalid("FIELD_OUT_OF_RANGE", [Violation("max_tokens", str(old)[:40], what, is_clause=True)])
     return ("max_completion_tokens", new) if new is not None else ("max_tokens", old)
-
-
-def _put_format(wanted: ResponseFormat, sampling: pb.Sampling) -> None:
-    match wanted.type:
-        case "text":
-            return
-        case "json_object":
-            sampling.guide.json = True
-        case "json_schema":
-            if wanted.json_schema is None or wanted.json_schema.schema is None:
-                what = Violation("response_format.json_schema.schema", "missing", "a JSON schema")
-                raise invalid("FIELD_OUT_OF_RANGE", [what])
-            sampling.guide.json_schema = msgspec.json.encode(wanted.json_schema.schema).decode()
-        case _:
-            allowed = '"text", "json_object" or "json_schema"'
-            what = Violation("response_format.type", repr(wanted.type[:40]), allowed)
-            raise invalid("FEATURE_UNSUPPORTED", [what])

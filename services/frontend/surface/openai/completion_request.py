@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from services.frontend.surface.openai.asked import Asked
-from services.frontend.surface.openai.json_body import JsonReader
+from services.frontend.surface.openai.json_body import ABSENT, JsonReader
 from services.frontend.surface.openai.shared_fields import INT32_MAX, SharedFields, check_served, into_request
 
 LOGPROBS_MAX: Final = 20
@@ -19,9 +21,10 @@ class CompletionRequest(SharedFields, forbid_unknown_fields=True, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    best_of: msgspec.Raw = ABSENT
+    echo: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
+    max_completion_tokens: msgspec.Raw = ABSENT
 
 
 READER: Final = JsonReader(CompletionRequest)
@@ -31,6 +34,7 @@ _UNSERVED: Final[Mapping[str, tuple[Any, ...]]] = {
     "echo": (False,),
     "suffix": ("",),
     "add_special_tokens": (True,),
+    "max_completion_tokens": (),
 }
 """As DEFAULTS of shared_fields. A text begins with the model's own special tokens."""
 

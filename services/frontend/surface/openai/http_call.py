@@ -6,15 +6,16 @@ Effects only. The transport is ASGI's `receive` and `send`. INVARIANT: a disconn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kvmesh.errors import MeshError, Violation, invalid
 from kvmesh.http1.connection import IDENTITIES, NAMES
+from kvmesh.tenants.catalogue import HEADER
 from services.frontend.requests.output import BareTokens
 from services.frontend.surface.answer import Message
 from services.frontend.surface.identity import AUTHORIZATION
-from services.frontend.surface.intake import CONTINUES_METADATA
+from services.frontend.surface.intake import CONTINUES_METADATA, HANDOVER_METADATA
 from services.frontend.surface.openai import http_errors
 from services.frontend.surface.openai.answer_format import Format
 from services.frontend.surface.openai.continuation import Continuation
@@ -25,7 +26,11 @@ Receive = Callable[[], Coroutine[Any, Any, Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
 
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 LAST_EVENT_ID: Final = "last-event-id"
+ONCE: Final = frozenset({AUTHORIZATION, HEADER, IDEMPOTENCY_KEY, LAST_EVENT_ID})
+"""Headers that may come once: a proxy could read another one of two."""
+
 IDENTITY: Final = "identity"
 """Coding of a body that is sent as it is."""
 
@@ -103,15 +108,16 @@ class HttpRequest:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The headers. Names are lower case; of repeated ones the last counts. An empty `authorization` is none."""
+        """The headers. Names are lower case. An empty `authorization` is none. Raises MeshError for two of ONCE."""
         if self._metadata is None:
-            pairs = self._scope["headers"]
-            self._metadata = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+            self._metadata = _metadata(self._scope["headers"])
             if not self._metadata.get(AUTHORIZATION, "-").strip():
                 # The openai package cannot leave the header out: a caller without a key empties it.
                 del self._metadata[AUTHORIZATION]
             if LAST_EVENT_ID in self._metadata:
                 self._metadata[CONTINUES_METADATA] = "1"
+            if IDEMPOTENCY_KEY not in self._metadata:
+                self._metadata.pop(HANDOVER_METADATA, None)  # without a key nothing can continue elsewhere
         return self._metadata
 
     @property
@@ -179,8 +185,8 @@ class HttpRequest:
 class GenerateCall(HttpRequest):
     """A request for an answer of the model.
 
-    `translate(body, call)` sets `names`, `deadline_s`, `format` and `continuation`, and returns the message.
-    `headers(call)` returns the headers of a good response beside those of its body.
+    `headers(call)` returns the headers of a good response beside those of its body. The translation of the body sets
+    `names`, `deadline_s`, `format` and `continuation`.
     """
 
     def __init__(
@@ -189,12 +195,10 @@ class GenerateCall(HttpRequest):
         receive: Receive,
         responder: Responder,
         body_bytes_max: int,
-        translate: Callable[[bytes, GenerateCall], Coroutine[Any, Any, bytes]],
         headers: Callable[[GenerateCall], Headers],
         now_s: Callable[[], float],
     ) -> None:
         super().__init__(scope, receive, responder, body_bytes_max)
-        self._translate = translate
         self._headers = headers
         self._now_s = now_s
         self._arrived_s = now_s()
@@ -204,6 +208,8 @@ class GenerateCall(HttpRequest):
         """The message of the last write that was not taken, and its bytes."""
         self.request_id = ""
         """Known once the request was admitted."""
+        self.tokens_sent = 0
+        """Tokens of the output that the client has, those before a continuation included."""
         self.names: Mapping[str, str] = {}
         """Names of the surface for paths of the protocol."""
         self.deadline_s: float | None = None
@@ -221,8 +227,8 @@ class GenerateCall(HttpRequest):
         return max(0.0, self.deadline_s - (self._now_s() - self._arrived_s))
 
     async def read(self) -> bytes | None:
-        """See Call. Raises MeshError."""
-        return await self._translate(await self.body(), self)
+        """See Call: the body, still to be translated. Raises MeshError."""
+        return await self.body()
 
     def try_write(self, message: Message) -> bool:
         """See Call. Raises MeshError."""
@@ -266,8 +272,10 @@ class GenerateCall(HttpRequest):
             return last[1]
         assert self.format is not None
         if isinstance(message, BareTokens):
+            self.tokens_sent += len(message.ids)
             if self._continuing is not None and message.ids:
                 rest = self._continuing.rest_of(message)
+                self.format.skip(message.ids if rest is None else message.ids[: -len(rest.ids)])
                 return b"" if rest is None else self.format.tokens(rest)
             return self.format.tokens(message)
         if message.HasField("started"):
@@ -297,6 +305,18 @@ async def refuse(error: MeshError, responder: Responder, headers: Headers) -> No
     await responder.whole(
         http_errors.status_of(error), body, [*http_errors.headers_of(error), *headers, *close]
     )
+
+
+def _metadata(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the headers, without those that the surface sets itself. Raises MeshError."""
+    made: dict[str, str] = {}
+    for name, value in headers:
+        key = name.decode("latin-1")
+        if key in ONCE and key in made:
+            raise invalid("FIELD_OUT_OF_RANGE", [Violation(key, "there twice", "one header of this name")])
+        made[key] = value.decode("latin-1")
+    made.pop(CONTINUES_METADATA, None)
+    return made
 
 
 def _stepped(sending: Coroutine[Any, Any, None]) -> bool:

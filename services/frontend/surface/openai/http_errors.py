@@ -60,9 +60,7 @@ SDK_RETRY_S_MAX: Final = 60.0
 
 
 def status_of(error: MeshError) -> int:
-    """Return the HTTP status of `error`: 404 for an unknown model."""
-    if error.reason == "FIELD_OUT_OF_RANGE" and error.violations and error.violations[0].field == "model":
-        return 404
+    """Return the HTTP status of `error`."""
     return _STATUS_OF_REASON.get(error.reason) or _STATUS.get(error.code, 500)
 
 

@@ -6,7 +6,8 @@ A prompt is tokenized by the parser of requests, so the ids are those of a compl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from kvmesh.errors import Violation, invalid
 from kvmesh.inference.v1 import inference_pb2 as pb
 from kvmesh.models.tokenizer import ModelTokenizer
 from services.frontend.surface.openai.chat_request import Message, put_messages
-from services.frontend.surface.openai.json_body import JsonReader
+from services.frontend.surface.openai.json_body import ABSENT, JsonReader, is_set
 from services.frontend.surface.openai.token_texts import TokenTexts
 
 
@@ -24,8 +25,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
     return_token_strs: bool | None = None
     add_special_tokens: bool | None = None
     """Only true or absent for a prompt, and only false or absent for messages: as completions do it."""
@@ -40,8 +41,26 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     model: str | None = None
 
 
-TOKENIZE: Final = JsonReader(TokenizeRequest)
+_TOKENIZE: Final = JsonReader(TokenizeRequest)
 DETOKENIZE: Final = JsonReader(DetokenizeRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of /tokenize."""
+
+    model: str
+    data: bytes
+    """The encoded GenerateRequest with its prompt."""
+    with_texts: bool
+
+
+def read(data: bytes) -> Asked:
+    """Return the request in the body `data`. Raises MeshError."""
+    body: TokenizeRequest = _TOKENIZE.read(data)
+    return Asked(
+        body.model or "", request_of(body).SerializeToString(), with_texts=bool(body.return_token_strs)
+    )
 
 
 def request_of(body: TokenizeRequest) -> pb.GenerateRequest:
@@ -61,10 +80,10 @@ def request_of(body: TokenizeRequest) -> pb.GenerateRequest:
         request.text = body.prompt
         return request
     put_messages(body.messages or [], request.chat)
-    if body.tools:
-        request.chat.tools_json = msgspec.json.encode(body.tools).decode()
-    if body.chat_template_kwargs:
-        request.chat.template_arguments_json = msgspec.json.encode(body.chat_template_kwargs).decode()
+    if is_set(body.tools):
+        request.chat.tools_json = bytes(body.tools).decode()
+    if is_set(body.chat_template_kwargs):
+        request.chat.template_arguments_json = bytes(body.chat_template_kwargs).decode()
     return request
 
 

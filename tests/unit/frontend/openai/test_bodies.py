@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -65,8 +67,8 @@ def test_each_parameter_has_its_place_in_the_request() -> None:
     wanted = pb.GenerateRequest(
         chat=pb.ChatPrompt(
             messages=[pb.ChatMessage(role=pb.ChatMessage.ROLE_USER, content="hello")],
-            tools_json='[{"type":"function"}]',
-            template_arguments_json='{"a":1}',
+            tools_json='[{"type": "function"}]',
+            template_arguments_json='{"a": 1}',
         ),
         sampling=pb.Sampling(
             temperature=0.5,
@@ -81,7 +83,7 @@ def test_each_parameter_has_its_place_in_the_request() -> None:
             min_tokens=2,
             stop_token_ids=[4],
             ignore_eos=True,
-            guide=pb.Guide(json_schema='{"type":"object"}'),
+            guide=pb.Guide(json_schema='{"type": "object"}'),
         ),
         limits=pb.Limits(max_output_tokens=9, priority=-5),
         session_id="someone",
@@ -368,6 +370,51 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
             "FIELD_OUT_OF_RANGE",
             "FIELD_UNKNOWN",
         }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", "[" + "-1," * 400_000 + "-1]"),
+        ("logit_bias", "{" + ",".join(f'"x{number}":0' for number in range(100_000)) + "}"),
+        ("stop", "[" + '"a",' * 400_000 + '"a"]'),
+        ("metadata", "[" + '{"":0},' * 400_000 + "0]"),
+        ("tools", "[" + '{"":0},' * 400_000 + "0]"),
+    ],
+)
+def test_a_field_of_many_entries_takes_little_memory(name: str, value: str) -> None:
+    """Decoded, each of these would take some hundred megabytes, and hold the event loop up."""
+    body = f'{{"messages": [{{"role": "user", "content": "a"}}], "{name}": {value}}}'.encode()
+    tracemalloc.start()
+    try:
+        with suppress(MeshError):
+            chat_request.read(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(body)
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "field"),
+    [
+        (completion_request.read, b"{}", "prompt"),
+        (chat_request.read, b"{}", "messages"),
+        (chat_request.read, b'{"messages": [{}]}', "messages[0].role"),
+        (chat_request.read, b'{"messages": [], "logit_bias": {"5": "x"}}', "logit_bias[...]"),
+    ],
+)
+def test_a_missing_field_is_named(read: Any, body: bytes, field: str) -> None:
+    with pytest.raises(MeshError) as caught:
+        read(body)
+    assert caught.value.violations[0].field == field
+
+
+def test_a_json_object_is_an_object() -> None:
+    """Clients read the members of the answer. Any JSON could be a number."""
+    guide = chat(response_format={"type": "json_object"}).request.sampling.guide
+    assert json.loads(guide.json_schema) == {"type": "object"}
+    assert completion(response_format={"type": "json_object"}).request.sampling.guide == guide
 
 
 @given(st.binary(max_size=200))

@@ -30,8 +30,9 @@ def test_each_reason_has_a_status_of_its_kind(reason: str) -> None:
 
 
 def test_an_unknown_model_is_not_found() -> None:
-    error = invalid("FIELD_OUT_OF_RANGE", [Violation("model", "'x'", "empty")])
-    assert http_errors.status_of(error) == 404
+    assert http_errors.status_of(MeshError("MODEL_UNKNOWN", "text")) == 404
+    wrong = invalid("FIELD_OUT_OF_RANGE", [Violation("model", "of type int", "str")])
+    assert http_errors.status_of(wrong) == 400
 
 
 def test_the_body_has_code_and_parameter() -> None:
