@@ -34,5 +34,5 @@ def _bearer(given: str) -> str:
     scheme, _, key = given.partition(" ")
     key = key.strip()
     if scheme.lower() != SCHEME or not key:
-        raise MeshError("CREDENTIALS_UNKNOWN", 'metadata authorization must be "Bearer" and an API key')
+        raise MeshError("CREDENTIALS_UNKNOWN", 'authorization must be "Bearer" and an API key')
     return key
