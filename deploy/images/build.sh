@@ -6,12 +6,14 @@
 #   SOURCES=         folder with the kvmesh/, services/, simulator/, controlplane/ and engines/ to build; empty: this repository. For another revision:
 #                      git archive REVISION kvmesh services simulator controlplane engines LICENSE | tar -x -C FOLDER
 #   LOCKS=           folder with the *.lock that pin their packages; empty: this one
+#   ENTRYPOINT=      file that starts the roles; empty: this one's entrypoint
 #   BASE=            an image with Python 3.11 of Debian; empty: kvmesh-base:bookworm. base.sh makes it if it is missing. If
 #                    base.sh cannot run: python:3.11-slim-bookworm
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$(cd "${SOURCES:-../..}" && pwd)
 locks=$(cd "${LOCKS:-.}" && pwd)
+entrypoint=$(realpath "${ENTRYPOINT:-entrypoint}")
 tag=${TAG:-dev}
 base=${BASE:-}
 missing=1
@@ -75,7 +77,8 @@ digest_of() {  # print the digest of the image $1 over its files (names and cont
       redis | faults) sha256sum install.sh "$1.packages" ;;
       *)
         (cd "$locks" && sha256sum service.lock engine.lock installer.lock)
-        sha256sum build.packages install.sh strip.sh entrypoint kvmesh
+        sha256sum build.packages install.sh strip.sh kvmesh
+        sha256sum < "$entrypoint"
         (cd "$root" && sources | xargs -d '\n' sha256sum)
         ;;
     esac
@@ -94,7 +97,8 @@ if [ ${#stale[@]} -gt 0 ]; then
   context=$(mktemp -d)
   trap 'rm -rf "$context" "$context.log"' EXIT
   mkdir -p "$context"/{wheelhouse,debs/{build,redis,faults},src}
-  cp Dockerfile "$locks"/*.lock ./*.packages strip.sh install.sh entrypoint kvmesh "$context"
+  cp Dockerfile "$locks"/*.lock ./*.packages strip.sh install.sh kvmesh "$context"
+  cp --preserve=mode "$entrypoint" "$context/entrypoint"
   [ ! -d debs ] || cp -R debs/. "$context/debs"
   case " ${stale[*]} " in
     *" service "* | *" engine "*)

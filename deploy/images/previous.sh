@@ -30,4 +30,9 @@ else  # a release without images: its pins of the packages that a service needs 
       END { for (name in needed) if (!(name in local)) print name "==" (name in pinned ? pinned[name] : now[name]) }' | LC_ALL=C sort \
     > "$folder/locks/service.lock"
 fi
-SOURCES="$folder" LOCKS="$folder/locks" TAG=previous ./build.sh service engine
+# A release without an HTTP port does not know the option.
+cp --preserve=mode entrypoint "$folder/entrypoint"
+git grep --quiet --fixed-strings -e --http-port "$commit" -- ../../kvmesh/service_options.py ||
+  sed --in-place 's/ --http-port 8080//' "$folder/entrypoint"
+
+SOURCES="$folder" LOCKS="$folder/locks" ENTRYPOINT="$folder/entrypoint" TAG=previous ./build.sh service engine
