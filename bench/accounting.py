@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,21 @@ def cpu_ns(pid: int) -> int:
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError as error:
         raise ProcessLookupError(f"process {pid} is gone") from error
+
+
+def wait_ns(pid: int) -> int:
+    """Return the time in nanoseconds that the live threads of `pid` were ready and waited for a core.
+
+    The source is /proc/<pid>/task/<tid>/schedstat. Raises ProcessLookupError if the process is gone.
+    """
+    waited = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended
+                waited += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+    return waited
 
 
 def rss_bytes(pid: int) -> int:

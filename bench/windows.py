@@ -49,6 +49,10 @@ Late steps merge frames, and a token in a merged frame takes less CPU.
 """
 
 
+WAIT_SHARE_MAX = 0.02
+"""Share of a window for which the process under test may wait for its core, because of work of others there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """Repeats and durations of a run."""
@@ -84,14 +88,27 @@ class Window:
     cpu_s: float
     counts: dict[str, float]
     """Growth of the load's counters."""
+    wait_s: float = 0.0
+    """Time for which the process was ready and waited for its core."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if other work hardly kept the process from its core."""
+        return self.wait_s <= WAIT_SHARE_MAX * self.seconds
 
 
 def measure(process: Process, load: Process, seconds: float) -> Window:
     """Measure `process` for `seconds`, under a load that is warmed up."""
-    began_s, cpu_ns, first = time.monotonic(), accounting.cpu_ns(process.pid), load.ask("counters")
+    pid = process.pid
+    began_s, cpu_ns, wait_ns = time.monotonic(), accounting.cpu_ns(pid), accounting.wait_ns(pid)
+    first = load.ask("counters")
     time.sleep(seconds)
-    ended_s, cpu_ns = time.monotonic(), accounting.cpu_ns(process.pid) - cpu_ns
-    return Window(ended_s - began_s, cpu_ns / 1e9, growth(first, load.ask("counters")))
+    ended_s, cpu_ns, wait_ns = (
+        time.monotonic(),
+        accounting.cpu_ns(pid) - cpu_ns,
+        accounting.wait_ns(pid) - wait_ns,
+    )
+    return Window(ended_s - began_s, cpu_ns / 1e9, growth(first, load.ask("counters")), wait_ns / 1e9)
 
 
 def growth(first: dict[str, Any], last: dict[str, Any]) -> dict[str, float]:
