@@ -81,7 +81,7 @@ upgrade: setup  ## Upgrade the last release to this one under load, every role f
 bench: setup  ## Measure the cost of the mesh, limits, placement; writes docs/measurements (an hour)
 	$(BIN)/python -m bench --only floor,router,frontend,decode,path,trust --write docs/measurements/cost.md
 	$(BIN)/python -m bench --only cost --repeats 5 --write docs/measurements/cost-of-a-token.md
-	$(BIN)/python -m bench --only surfaces --repeats 6 --write docs/measurements/surfaces.md
+	$(BIN)/python -m bench --only surfaces --repeats 5 --write docs/measurements/surfaces.md
 	$(BIN)/python -m bench --only versions,snapshots,hot,xds --write docs/measurements/control-plane.md
 	$(BIN)/python -m bench --only trtllm --write docs/measurements/tensorrt-llm.md
 	$(BIN)/python -m bench --only admission,refusals,fairness,overload --write docs/measurements/limits.md

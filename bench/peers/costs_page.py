@@ -161,8 +161,8 @@ def _procedure(about: About) -> str:
     return (
         "One system runs at a time, with all processes new. Its own processes are alone on core 0. On core 1 are "
         "clients, workers, Redis, and the prefill and decode services of kvmesh. First "
-        f"{about.first_rounds} prompts of {short.words:,} words for one token go through the system, and as many to a "
-        f"mock worker directly, one at a time and in turn. Then {about.streams} streams are held open, each with a "
+        f"{about.first_rounds} prompts of {short.words:,} words for one token go through the system, one at a time. As "
+        f"many go to a mock worker directly, in turn with them. Then {about.streams} streams are held open, each with a "
         f"prompt of {about.stream_words} words. Workers send a token per stream every {STEP_S * 1000:g} ms, those of "
         f"all streams of a worker together. The window is {about.window_s:g} s long. Then callers send requests for "
         f"one token in a closed loop, for {about.loop_s:g} s each. Short prompts have {short.words:,} words and "
