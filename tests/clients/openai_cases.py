@@ -86,15 +86,22 @@ async def failed(site: Site, client: OpenAiClient, kind: Kind, _: Server) -> str
     said = []
     for way in dict.fromkeys((*kind.whole, *kind.streamed)):
         streams = way not in kind.whole
-        for server, parameters, status, name, param in (
-            (unknown, _parameters(), 404, "NotFoundError", "model"),
-            (site.http(), {**_parameters(), "top_p": 7.0}, 400, "BadRequestError", "top_p"),
+        for server, parameters, status, name, code, param in (
+            (unknown, _parameters(), 404, "NotFoundError", "MODEL_UNKNOWN", "model"),
+            (
+                site.http(),
+                {**_parameters(), "top_p": 7.0},
+                400,
+                "BadRequestError",
+                "FIELD_OUT_OF_RANGE",
+                "top_p",
+            ),
         ):
             error = await _refused(client, way, server, parameters, streams=streams)
             assert error.status == status and error.is_a(name), f"{way}: {error}"
             assert param in error.message, f"{way}: {error}"
             if kind.keeps_reasons:
-                assert (error.code, error.param) == ("FIELD_OUT_OF_RANGE", param), f"{way}: {error}"
+                assert (error.code, error.param) == (code, param), f"{way}: {error}"
             said.append(f"{status} {error.classes[0]} {error.code or 'without the reason'}")
     return ", ".join(dict.fromkeys(said))
 
