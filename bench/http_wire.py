@@ -16,7 +16,7 @@ from bench.word_load import Arrive
 
 OK: Final = 200
 BODY_BYTES_KEPT: Final = 400
-"""Of the body of an error."""
+"""Most bytes of the body of an error."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -67,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # that of a socket
         """See asyncio.Protocol."""
@@ -86,7 +86,7 @@ class HttpConnection(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._end("connection cut")
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_body(self, data: bytes) -> None:
         """Take a piece of the body."""

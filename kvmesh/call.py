@@ -15,7 +15,7 @@ Response = TypeVar("Response", contravariant=True)
 
 
 class CallHead(Protocol):
-    """What is known of a call before its message: the parts from which its caller is identified."""
+    """The part of a call that is known before its message: metadata, certificate and connection identify the caller."""
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ class Served:
 
     model: str = MODEL
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of each request."""
+    """Headers of each request."""
     text_of: Callable[[int], str] | None = token_text
     """Text of the token at a position. None: an event with text is one token, and the usage at the end has their number."""
 

@@ -115,7 +115,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.lost()
 
     def eof_received(self) -> None:
-        """See asyncio.Protocol. A client that closes its half has gone: nobody waits for the end of its request."""
+        """See asyncio.Protocol. A client that closes its half counts as gone, and its request is cancelled."""
         if self._has_no_request():
             self.transport.bound_flush()
         else:

@@ -14,8 +14,8 @@
 -- Returns RUN, the epoch and the seed of the new execution. Then follow owner, epoch, output inherited and output
 -- given of each earlier execution that has not reported, from the predecessor on. UNSHOWN instead of RUN: the record
 -- does not reach back to the predecessor of an old token, so nothing is inherited. DIFFERS: the record is of another
--- request. ENDED: the request may not run again. UNKNOWN: it must have a record, and has none. POOL and a name: an earlier execution claimed that pool. The first
--- claim of a request lasts as long as its record.
+-- request. ENDED: the request may not run again. UNKNOWN: it must have a record, and has none.
+-- POOL and a name: an earlier execution claimed that pool. The first claim of a request lasts as long as its record.
 
 -- Indices of an execution in the JSON of field `runs`, which lists the executions of a request by epoch. INHERITED:
 -- output of earlier executions that it continued. PREDECESSOR: epoch of the execution that gave that output, or -1.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -214,7 +215,7 @@ class Application:
                     await self._others(scope, receive, send)  # type: ignore[arg-type]  # wants mutable mappings
 
 
-class Endpoint:
+class Endpoint(ABC):
     """An ASGI application for one path: it serves a request, and turns errors into responses."""
 
     def __init__(self, surface: OpenAiSurface) -> None:
@@ -252,8 +253,9 @@ class Endpoint:
     def _request(self, scope: Scope, receive: Receive, responder: Responder) -> HttpRequest:
         return HttpRequest(scope, receive, responder, self._surface.body_bytes_max)
 
+    @abstractmethod
     async def _serve(self, request: HttpRequest, responder: Responder, scope: Scope) -> None:
-        raise NotImplementedError
+        """Answer the request. Raises MeshError."""
 
     def _named(self, error: MeshError, request: HttpRequest) -> MeshError:
         return renamed(error, {})
